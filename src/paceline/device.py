@@ -1,0 +1,100 @@
+"""Where and in what numbers a model runs: device, dtype, threads. Decided here and nowhere else."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from paceline.errors import PacelineError
+
+Precision = Literal["auto", "fp32", "bf16", "int8", "int8-fast"]
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A resolved choice. `row_invariant`: a row's bits do not depend on the rows computed with it."""
+
+    device: torch.device
+    precision: Precision  # never "auto"
+    dtype: torch.dtype  # of activations and cache
+
+    @property
+    def int8(self) -> bool:
+        return self.precision in ("int8", "int8-fast")
+
+    @property
+    def row_invariant(self) -> bool:
+        return self.int8
+
+
+def choose_backend(device: str | None, precision: str, *, quantized_checkpoint: bool) -> Backend:
+    """`auto` never rounds a checkpoint harder than it came: int8 for one that was quantised, else bf16 or fp32."""
+    if precision not in get_args(Precision):
+        raise PacelineError(f"unknown precision '{precision}'; one of {', '.join(get_args(Precision))}")
+    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise PacelineError(f"device '{device}' was asked for but PyTorch finds no GPU; use --device cpu")
+    if precision == "auto":
+        precision = _best_precision(target, quantized_checkpoint)
+    if precision in ("int8", "int8-fast") and target.type != "cpu":
+        raise PacelineError(f"precision '{precision}' runs on the CPU only; use bf16 on {target}")
+    return Backend(target, precision, torch.bfloat16 if precision == "bf16" else torch.float32)  # type: ignore[arg-type]
+
+
+def _best_precision(device: torch.device, quantized_checkpoint: bool) -> str:
+    if device.type != "cpu":
+        return "bf16"
+    if quantized_checkpoint and has_int8_dot():
+        return "int8"
+    return "bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() and has_bf16_dot() else "fp32"
+
+
+def has_int8_dot() -> bool:
+    """VNNI: without it oneDNN's u8 x s8 products may saturate between multiply and add."""
+    return bool(torch.cpu._is_vnni_supported())
+
+
+def has_bf16_dot() -> bool:
+    return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+
+
+def set_threads(threads: int | None) -> int:
+    """Give PyTorch `threads` threads, or as many as this container really has; returns the number."""
+    count = available_cpus() if threads is None else threads
+    if count < 1:
+        raise PacelineError(f"threads must be at least 1, not {threads}")
+    torch.set_num_threads(count)
+    return count
+
+
+def available_cpus() -> int:
+    """Processors allowed by the affinity mask and by the cgroup's CPU quota (v2 and v1), at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _cgroup_quota(Path("/sys/fs/cgroup"))
+    return max(1, min(allowed, math.ceil(quota)) if quota else allowed)
+
+
+def _cgroup_quota(root: Path) -> float | None:
+    try:
+        limit, period = (root / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit_us = int((root / "cpu/cpu.cfs_quota_us").read_text())
+        return limit_us / int((root / "cpu/cpu.cfs_period_us").read_text()) if limit_us > 0 else None
+    except (OSError, ValueError):
+        return None
+
+
+def send(values: Tensor, device: torch.device) -> Tensor:
+    """Move a small host tensor to the device without waiting for it."""
+    if device.type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)

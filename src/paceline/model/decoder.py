@@ -1,0 +1,148 @@
+"""One decoder for every family: the flags of `ModelConfig` say what each layer has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.cache.pool import BlockPool
+from paceline.model.attention import Attention, Span, plan_attention
+from paceline.model.config import ModelConfig
+from paceline.model.linear import Linear
+from paceline.model.norm import LayerNorm, RMSNorm
+from paceline.model.rope import Rope, rotate
+
+Norm = LayerNorm | RMSNorm
+Tables = tuple[Tensor, Tensor]
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "relu": F.relu,
+}
+
+
+@dataclass
+class Layer:
+    """The weights of one block. `qkv` and `gate_up` are fused; absent parts are None."""
+
+    attention_norm: Norm
+    qkv: Linear
+    output: Linear
+    mlp_norm: Norm
+    up: Linear  # gate and up side by side where the MLP is gated
+    down: Linear
+    query_norm: RMSNorm | None = None
+    key_norm: RMSNorm | None = None
+    post_attention_norm: Norm | None = None
+    post_mlp_norm: Norm | None = None
+
+
+@dataclass
+class Batch:
+    """One forward: a flat ragged batch. tokens [T] ids, positions [T], spans cover the rows in order."""
+
+    tokens: Tensor
+    positions: Tensor
+    spans: Sequence[Span]
+    pool: BlockPool
+    layers: Iterable[int] | None = None  # default: all, in order
+    taps: Sequence[int] = ()  # layers whose input hidden states are returned
+    longest: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.longest = max(span.position + span.count for span in self.spans)
+
+
+@dataclass
+class Decoder:
+    config: ModelConfig
+    embedding: Tensor  # [V, H]
+    layers: list[Layer]
+    final_norm: Norm
+    head: Linear
+    device: torch.device
+    dtype: torch.dtype  # of the activations and the cache
+    positions: Tensor | None = None  # learned positions, [max + offset, H]
+    head_ids: Tensor | None = None  # the ids that `head` scores, where it is not all of them
+    ropes: dict[bool, Rope] = field(init=False)  # keyed by "is a sliding layer"
+
+    def __post_init__(self) -> None:
+        self.ropes = {}
+        rope, local = self.config.rope, self.config.local_rope
+        if rope is not None:
+            self.ropes[False] = Rope(rope, self.config.head_dim, self.device)
+            self.ropes[True] = Rope(local, self.config.head_dim, self.device) if local else self.ropes[False]
+
+    def forward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+        """Final hidden states [T, H] (before the last norm) and the taps asked for, each [T, H].
+
+        Writes keys and values of every row into its sequence's slots in `batch.pool`.
+        """
+        hidden = self._embed(batch)
+        attention = plan_attention(self.config, batch.spans, self.device)
+        slots = write_slots(batch.spans, self.device)
+        tables = {local: rope.table(batch.positions, batch.longest) for local, rope in self.ropes.items()}
+        taps = []
+        for index in range(self.config.num_layers) if batch.layers is None else batch.layers:
+            if index in batch.taps:
+                taps.append(hidden)
+            table = tables.get(self.config.window(index) is not None)
+            hidden = self._attend(index, hidden, table, attention, slots, batch.pool)
+            hidden = self._mlp(self.layers[index], hidden)
+        return hidden, taps
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Rows [R, H] -> fp32 logits [R, V] (or [R, len(head_ids)])."""
+        return self.head(self.final_norm(hidden)).float()
+
+    def _embed(self, batch: Batch) -> Tensor:
+        hidden = F.embedding(batch.tokens, self.embedding).to(self.dtype)
+        if self.config.embedding_scale != 1.0:
+            # Gemma rounds the factor to the model's dtype; follow it.
+            hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
+        if self.positions is not None:
+            hidden = hidden + self.positions[batch.positions + self.config.position_offset]
+        return hidden
+
+    def _attend(
+        self, index: int, hidden: Tensor, table: Tables | None, attention: Attention, slots: slice | Tensor, pool: BlockPool
+    ) -> Tensor:
+        config, layer = self.config, self.layers[index]
+        heads, kv_heads = config.num_heads, config.num_kv_heads
+        qkv = layer.qkv(layer.attention_norm(hidden)).view(-1, heads + 2 * kv_heads, config.head_dim)
+        qk, v = qkv[:, : heads + kv_heads], qkv[:, heads + kv_heads :]
+        if layer.query_norm is not None and layer.key_norm is not None:
+            qk = torch.cat((layer.query_norm(qk[:, :heads]), layer.key_norm(qk[:, heads:])), dim=1)
+        if table is not None:
+            qk = rotate(qk, *table)
+        pool.keys[index][slots] = qk[:, heads:]
+        pool.values[index][slots] = v
+        attended = layer.output(attention(index, qk[:, :heads], pool))
+        return hidden + (attended if layer.post_attention_norm is None else layer.post_attention_norm(attended))
+
+    def _mlp(self, layer: Layer, hidden: Tensor) -> Tensor:
+        inner = layer.up(layer.mlp_norm(hidden))
+        activation = ACTIVATIONS[self.config.activation]
+        if self.config.gated_mlp:
+            gate, up = inner.chunk(2, dim=-1)
+            inner = activation(gate).mul_(up)
+        else:
+            inner = activation(inner)
+        out = layer.down(inner)
+        return hidden + (out if layer.post_mlp_norm is None else layer.post_mlp_norm(out))
+
+
+def write_slots(spans: Sequence[Span], device: torch.device) -> slice | Tensor:
+    """Where the rows' keys and values go: one slice where a single sequence lies contiguously, else indices."""
+    if len(spans) == 1:
+        slots = spans[0].cache.slots(spans[0].position + spans[0].count)
+        if isinstance(slots, slice):
+            return slice(slots.start + spans[0].position, slots.start + spans[0].position + spans[0].count)
+    tables = [s.cache.slot_table(s.position + s.count)[s.position :] for s in spans]
+    return torch.cat(tables).to(device)

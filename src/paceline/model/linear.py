@@ -1,0 +1,82 @@
+"""Matrix products: dense (fp32, bf16) and int8 with per-row dynamic activations."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Linear(Protocol):
+    """y = x W^T + b for rows x [T, in] -> [T, out]."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class DenseLinear:
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self.weight, self.bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Symmetric int8 per output channel: weight [out, in] -> (int8 [out, in], scale fp32 [out])."""
+    weight = weight.float()
+    scale = weight.abs().amax(dim=1).clamp_min(1e-12) / 127
+    return torch.round(weight / scale[:, None]).to(torch.int8), scale
+
+
+class Int8Linear:
+    """int8 x int8 through oneDNN's prepacked product, exact int32 sums, activations scaled per row.
+
+    oneDNN wants unsigned activations, so every byte is stored with zero point 128. With `split` (the default) an
+    activation is 16 bits in two rows, value = 256 * high + low: two rows of the same exact product instead of one,
+    and 13 times less KL to fp32. A row's result never depends on the other rows.
+    """
+
+    ZERO = 128
+    WIDE = 127 * 256 + 127  # largest magnitude that 256 * high + low can hold with |high| <= 127
+
+    def __init__(
+        self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, *, split: bool = True, min_rows: int = 1
+    ) -> None:
+        self.out_features, self.in_features = weight.shape
+        self.bias, self.split = bias, split
+        self.scale = scale
+        self.zero_points = torch.zeros(self.out_features, dtype=torch.int64)
+        self.packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), [16, self.in_features])
+        top = self.WIDE if split else 127
+        self.top = torch.tensor(float(top))
+        # +0.5 turns the conversion's truncation into rounding; the rest are the zero points.
+        self.offset = torch.tensor(self.ZERO * 257 + 0.5 if split else self.ZERO + 0.5)
+        self.padding = torch.full((min_rows, self.in_features), self.ZERO, dtype=torch.uint8)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        span = torch.linalg.vector_norm(x, float("inf"), dim=-1, keepdim=True).clamp_min_(1e-30)
+        levels = torch.addcmul(self.offset, x, self.top / span)
+        step = span / self.top
+        if not self.split:
+            product = self._product(levels.to(torch.uint8))[:rows]
+        else:
+            # Little-endian: byte 0 of a uint16 is the low row, byte 1 the high row.
+            halves = levels.to(torch.uint16).view(torch.uint8).view(rows, self.in_features, 2).permute(2, 0, 1)
+            both = self._product(halves.reshape(2 * rows, self.in_features))
+            product = torch.add(both[:rows], both[rows : 2 * rows], alpha=256)
+        product = product * step
+        return product if self.bias is None else product.add_(self.bias)
+
+    def _product(self, levels: Tensor) -> Tensor:
+        """Rows are padded to `min_rows`, where a few more rows stream the weights faster than one or two."""
+        rows = levels.shape[0]
+        if rows < self.padding.shape[0]:
+            self.padding[:rows] = levels
+            levels = self.padding
+        return torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
+            levels, 1.0, self.ZERO, self.packed, self.scale, self.zero_points,
+            None, 1.0, 0, torch.float32, "none", [], "",
+        )  # fmt: skip

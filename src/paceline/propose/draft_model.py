@@ -1,0 +1,192 @@
+"""A small model of the same vocabulary drafts for the target (Leviathan et al. 2023; Chen et al. 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from paceline.cache.pool import BlockPool, CacheFull, SequenceCache
+from paceline.device import send
+from paceline.model.attention import Span
+from paceline.model.decoder import Batch
+from paceline.sampling.noise import Purpose, key, sample
+from paceline.sampling.transform import NEVER, RowSpan, transform
+from paceline.types import NO_DRAFT, Draft, Verdict, View
+from paceline.weights.load import LoadedModel
+
+
+@dataclass
+class State:
+    """The draft's side of one sequence. Rows behind `cache.length` hold `written` drafted tokens until verified."""
+
+    cache: SequenceCache
+    written: int = 0
+
+
+@dataclass
+class Chain:
+    """A draft in the making."""
+
+    view: View
+    state: State
+    budget: int
+    tokens: list[Tensor] = field(default_factory=list)  # each a scalar on the device
+    q: list[Tensor] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    survival: float = 1.0
+
+    @property
+    def wants_more(self) -> bool:
+        return len(self.tokens) < self.budget
+
+    @property
+    def drafted(self) -> Tensor:
+        return torch.stack(self.tokens) if self.tokens else NO_DRAFT.tokens
+
+    def finish(self) -> Draft:
+        if not self.tokens:
+            return NO_DRAFT
+        q = torch.stack(self.q) if self.q else None
+        return Draft(self.drafted, q, self.confidence or None)
+
+
+class DraftModelProposer:
+    """Drafts token by token, one batched forward per depth, from its own cache.
+
+    The cache follows the target's tokens: what was drafted and accepted is already there, so each proposal feeds one
+    new token (two after a full acceptance). `stop_below`: stop after a token that brings the product of the draft's
+    own probabilities under this; the weak token itself stays, so that what is verified never depends on what was
+    drawn. `vocab_size`: ids the target's tokenizer knows; the draft proposes no others.
+    """
+
+    name = "draft"
+
+    def __init__(
+        self, model: LoadedModel, pool: BlockPool, *, vocab_size: int, width: int,
+        stop_below: float = 0.4, prefill_chunk: int = 256,
+    ) -> None:  # fmt: skip
+        self.model, self.decoder, self.pool = model, model.decoder, pool
+        self.vocab_size, self.width = vocab_size, width
+        # Looking at a confidence means waiting for it: worth it on a CPU, a stall on an accelerator.
+        self.stop_below = stop_below if self.decoder.device.type == "cpu" else 0.0
+        self.prefill_chunk = prefill_chunk
+        self._states: dict[int, State] = {}
+
+    def open(self, view: View) -> None:
+        """Start from the longest prefix in the draft's own cache; without room there, or in its context, do not draft."""
+        room = min(view.room, self.decoder.config.max_positions)
+        try:
+            self._states[view.id] = State(self.pool.open(view.tokens, room))
+        except CacheFull:
+            return
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        chains = [self._start(view, budget) for view, budget in zip(views, budgets, strict=True)]
+        self._extend([chain for chain in chains if chain is not None and chain.budget > 0])
+        return [NO_DRAFT if chain is None else chain.finish() for chain in chains]
+
+    def observe(self, view: View, verdict: Verdict) -> None:
+        state = self._states.get(view.id)
+        if state is not None:
+            kept = min(verdict.accepted, state.written)
+            state.cache.commit(range(kept), view.tokens[: state.cache.length + kept])
+            state.written = 0
+
+    def close(self, view: View) -> None:
+        state = self._states.pop(view.id, None)
+        if state is not None:
+            state.cache.free()
+
+    def _start(self, view: View, budget: int) -> Chain | None:
+        """Catch up on a long prompt by at most one chunk a step; draft once that is done and the context allows."""
+        state = self._states.get(view.id)
+        if state is None or len(view.tokens) >= self.decoder.config.max_positions:
+            return None
+        if len(view.tokens) - state.cache.length > self.prefill_chunk:
+            self._catch_up(view, state)
+            return None
+        context = min(view.room, self.decoder.config.max_positions)
+        return Chain(view, state, min(budget, context - len(view.tokens)))
+
+    def _catch_up(self, view: View, state: State) -> None:
+        begin = state.cache.length
+        end = (begin // self.prefill_chunk + 1) * self.prefill_chunk
+        state.cache.append(end - begin)
+        tokens = torch.tensor(view.tokens[begin:end])
+        self._forward([Span(state.cache, 0, end - begin, begin)], tokens)
+        state.cache.commit(range(end - begin), view.tokens[:end])
+
+    def _extend(self, chains: list[Chain]) -> None:
+        if not chains:
+            return
+        for chain in chains:
+            # Room for the tokens that are new to this cache and for all drafts but the last, which is never fed.
+            chain.state.cache.append(len(chain.view.tokens) - chain.state.cache.length + chain.budget - 1)
+        rows = self._feed_new_tokens(chains)
+        self._draw(chains, self._scores(chains, rows))
+        while chains := [chain for chain in chains if chain.wants_more]:
+            rows = self._feed_last_drafts(chains)
+            self._draw(chains, self._scores(chains, rows))
+
+    def _feed_new_tokens(self, chains: list[Chain]) -> Tensor:
+        """Forward what the target emitted since; hidden states [B, H] of each chain's last token."""
+        spans, fed = [], []
+        for chain in chains:
+            cache, tokens = chain.state.cache, chain.view.tokens
+            spans.append(Span(cache, len(fed), len(tokens) - cache.length, cache.length))
+            fed.extend(tokens[cache.length :])
+        hidden = self._forward(spans, torch.tensor(fed))
+        for chain, span in zip(chains, spans, strict=True):
+            chain.state.cache.commit(range(span.count), chain.view.tokens)
+        return hidden[torch.tensor([span.start + span.count - 1 for span in spans])]
+
+    def _feed_last_drafts(self, chains: list[Chain]) -> Tensor:
+        spans = []
+        for row, chain in enumerate(chains):
+            spans.append(Span(chain.state.cache, row, 1, chain.state.cache.length + chain.state.written))
+            chain.state.written += 1
+        return self._forward(spans, torch.stack([chain.tokens[-1] for chain in chains]))
+
+    def _forward(self, spans: list[Span], tokens: Tensor) -> Tensor:
+        device = self.decoder.device
+        positions = torch.cat([torch.arange(s.position, s.position + s.count) for s in spans])
+        batch = Batch(send(tokens, device), send(positions, device), spans, self.pool)
+        return self.decoder.forward(batch)[0]
+
+    def _scores(self, chains: list[Chain], hidden: Tensor) -> Tensor:
+        """Scores [B, width] in the target's ids, after each request's own chain."""
+        logits = self.decoder.logits(hidden)
+        scores = logits.new_full((logits.shape[0], self.width), NEVER)
+        if self.decoder.head_ids is not None:
+            scores[:, self.decoder.head_ids] = logits
+        else:
+            scores[:, : self.vocab_size] = logits[:, : self.vocab_size]
+        scores[:, self.vocab_size :] = NEVER
+        spans = [
+            RowSpan(chain.view.params, chain.view.tokens, chain.view.prompt_length, chain.drafted, row, 1)
+            for row, chain in enumerate(chains)
+        ]
+        return transform(scores, spans)
+
+    def _draw(self, chains: list[Chain], scores: Tensor) -> None:
+        for chain, row in zip(chains, scores, strict=True):
+            params = chain.view.params
+            token = row.argmax() if params.greedy else self._sample(chain, row)
+            chain.tokens.append(token)
+            if not params.coupled:
+                chain.q.append(row.softmax(dim=0))
+            if self.stop_below > 0:
+                confidence = float((row[token] - row.logsumexp(dim=0)).exp())
+                chain.confidence.append(confidence)
+                chain.survival *= confidence
+                if chain.survival < self.stop_below:
+                    chain.budget = len(chain.tokens)
+
+    def _sample(self, chain: Chain, row: Tensor) -> Tensor:
+        """Coupled drafts share the target's noise, which makes them agree; rejection needs noise of its own."""
+        purpose = Purpose.SAMPLE if chain.view.params.coupled else Purpose.DRAFT
+        words = key(chain.view.seed, len(chain.view.tokens) + len(chain.tokens), purpose)
+        return sample(row[None], send(torch.tensor([words]), row.device))[0]

@@ -1,0 +1,117 @@
+"""Prompt lookup: what followed the longest earlier occurrence of the text's own ending (Saxena 2023)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.types import NO_DRAFT, Draft, Verdict, View
+
+Ids = npt.NDArray[np.int64]
+
+BUCKETS = (2, 3, 4, 6, 8, 12, 16)  # match lengths whose acceptance is learned apart
+
+
+@dataclass
+class Record:
+    """How often tokens drafted after matches of one length were accepted; the prior counts as `weight` tokens."""
+
+    accepted: float
+    seen: float
+
+    def rate(self) -> float:
+        return self.accepted / self.seen
+
+    def learn(self, verdict: Verdict, fading: float) -> None:
+        self.accepted = self.accepted * fading + verdict.accepted
+        self.seen = self.seen * fading + min(verdict.drafted, verdict.accepted + 1)
+
+
+@dataclass
+class Lookup:
+    """One sequence: its ids in a growing array, what was matched last, and how matching has gone here."""
+
+    ids: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    count: int = 0
+    matched: int = 0
+    run: int = 0  # tokens accepted in a row up to now
+
+    def extend(self, tokens: Sequence[int]) -> Ids:
+        if len(tokens) > self.ids.shape[0]:
+            self.ids = np.concatenate((self.ids[: self.count], np.zeros(2 * len(tokens) - self.count, dtype=np.int64)))
+        self.ids[self.count : len(tokens)] = tokens[self.count :]
+        self.count = len(tokens)
+        return self.ids[: self.count]
+
+
+class NgramProposer:
+    """`n_min` to `n_max`: lengths of the ending that is looked for, longest first, most recent occurrence first.
+
+    A draft is at most `max_draft` tokens and at most `growth` times the longer of the match and of the run of tokens
+    accepted lately, so it starts short and grows with success. Confidence is learned per match length.
+    """
+
+    name = "ngram"
+
+    def __init__(self, *, n_min: int = 2, n_max: int = 16, max_draft: int = 64, growth: float = 2.0) -> None:
+        self.n_min, self.n_max, self.max_draft, self.growth = n_min, n_max, max_draft, growth
+        self._lookups: dict[int, Lookup] = {}
+        self._records = {n: Record(accepted=4 * prior(n), seen=4.0) for n in BUCKETS}
+
+    def open(self, view: View) -> None:
+        self._lookups[view.id] = Lookup()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        return [self._draft(view, budget) for view, budget in zip(views, budgets, strict=True)]
+
+    def observe(self, view: View, verdict: Verdict) -> None:
+        lookup = self._lookups[view.id]
+        lookup.run = lookup.run + verdict.accepted if verdict.accepted == verdict.drafted else verdict.accepted
+        if verdict.drafted:
+            self._records[bucket(lookup.matched)].learn(verdict, fading=0.9)
+
+    def close(self, view: View) -> None:
+        del self._lookups[view.id]
+
+    def _draft(self, view: View, budget: int) -> Draft:
+        lookup = self._lookups[view.id]
+        if budget == 0:
+            return NO_DRAFT
+        ids = lookup.extend(view.tokens)
+        found = longest_match(ids, self.n_min, self.n_max)
+        if found is None:
+            return NO_DRAFT
+        end, lookup.matched = found
+        wanted = int(self.growth * max(lookup.matched, lookup.run))
+        tokens = ids[end : end + min(budget, wanted, self.max_draft)].copy()
+        rate = self._records[bucket(lookup.matched)].rate()
+        return Draft(torch.from_numpy(tokens), confidence=[rate] * len(tokens))
+
+
+def longest_match(ids: Ids, n_min: int, n_max: int) -> tuple[int, int] | None:
+    """(position after the match, its length) of the most recent among the longest earlier matches of the ending."""
+    last = len(ids) - 1
+    ends = np.flatnonzero(ids[:last] == ids[last])
+    best, length = ends, 1
+    while len(ends) and length < n_max:
+        ends = ends[ends >= length]
+        ends = ends[ids[ends - length] == ids[last - length]]
+        if len(ends):
+            best, length = ends, length + 1
+    if length < n_min or not len(best):
+        return None
+    return int(best[-1]) + 1, length
+
+
+def bucket(matched: int) -> int:
+    """The longest length in `BUCKETS` that is not over `matched`."""
+    return max((n for n in BUCKETS if n <= matched), default=BUCKETS[0])
+
+
+def prior(matched: int) -> float:
+    """Acceptance to expect before anything was seen: long matches seldom fail."""
+    return 1 - 0.8 / matched

@@ -1,0 +1,134 @@
+"""The one transform from logits to the target's distribution, applied at every verified row with that row's history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.sampling.params import SamplingParams
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """Consecutive rows of one sequence. The last follows its tokens and all of `draft` [n], each one before one less.
+
+    `prompt` is how many of `tokens` are prompt. `draft` lies on the logits' device.
+    """
+
+    params: SamplingParams
+    tokens: Sequence[int]
+    prompt: int
+    draft: Tensor
+    start: int
+    count: int
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + self.count)
+
+    def drafted(self, row: int) -> int:
+        """How many of `draft` stand before row `start + row`."""
+        return int(self.draft.shape[0]) - self.count + 1 + row
+
+
+def transform(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
+    """Logits [R, V] -> scores [R, V]: softmax(scores) is the distribution to sample; excluded tokens are -inf.
+
+    Greedy rows keep their order and are not truncated: their argmax is what is wanted. `logits` is not changed.
+    """
+    if all(span.params.plain_argmax for span in spans):
+        return logits
+    scores = logits.clone()
+    for span in spans:
+        scores[span.rows] = transform_span(scores[span.rows], span)
+    return scores
+
+
+def transform_span(scores: Tensor, span: RowSpan) -> Tensor:
+    """The whole chain for one sequence's rows [count, V]."""
+    params = span.params
+    if params.processors:
+        scores = _process(scores, span)
+    if params.logit_bias:
+        ids = torch.tensor([t for t in params.logit_bias if t < scores.shape[1]], device=scores.device)
+        bias = torch.tensor([params.logit_bias[int(t)] for t in ids.tolist()], device=scores.device)
+        scores = scores.index_add(1, ids, bias.expand(scores.shape[0], -1))
+    if params.penalised:
+        scores = _penalise(scores, span)
+    if params.greedy:
+        return scores
+    # The maximum goes first, so that a tiny temperature overflows to -inf below it and never to inf.
+    return truncate((scores - scores.amax(dim=1, keepdim=True)) / params.temperature, params)
+
+
+def truncate(scores: Tensor, params: SamplingParams) -> Tensor:
+    """top_k, then top_p, then min_p, each on what the one before left."""
+    if 0 < params.top_k < scores.shape[1]:
+        kth = scores.topk(params.top_k, dim=1).values[:, -1:]
+        scores = scores.masked_fill(scores < kth, NEVER)
+    if params.top_p < 1:
+        scores = scores.masked_fill(scores < _nucleus_edge(scores, params.top_p), NEVER)
+    if params.min_p > 0:
+        edge = scores.amax(dim=1, keepdim=True) + torch.tensor(params.min_p, dtype=torch.float64).log().float().item()
+        scores = scores.masked_fill(scores < edge, NEVER)
+    return scores
+
+
+def _nucleus_edge(scores: Tensor, top_p: float) -> Tensor:
+    """Lowest score [R, 1] of the smallest set of likeliest tokens whose probabilities reach top_p (ties stay)."""
+    total = scores.logsumexp(dim=1, keepdim=True)
+    width = scores.shape[1]
+    # On the CPU a full sort of a large vocabulary costs more than the model's head: look at the likeliest first.
+    first = min(width, 256) if scores.device.type == "cpu" else width
+    while True:
+        ranked = scores.topk(first, dim=1).values
+        mass = (ranked - total).exp().cumsum(dim=1)
+        before = mass - (ranked - total).exp()
+        if first == width or bool((mass[:, -1] >= top_p).all()):
+            kept = (before < top_p).sum(dim=1, keepdim=True).clamp_min(1)
+            return ranked.gather(1, kept - 1)
+        first = min(width, first * 16)
+
+
+def _process(scores: Tensor, span: RowSpan) -> Tensor:
+    draft = span.draft.tolist()
+    history = list(span.tokens)
+    rows = []
+    for i, row in enumerate(scores):
+        for processor in span.params.processors:
+            row = processor(row, history + draft[: span.drafted(i)])
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def _penalise(scores: Tensor, span: RowSpan) -> Tensor:
+    """Repetition as in CTRL (Keskar et al. 2019); presence and frequency as in OpenAI's API."""
+    params, width = span.params, scores.shape[1]
+    output = _counts(span.tokens[span.prompt :], width, scores.device) + _draft_counts(span, scores)
+    if params.repetition_penalty != 1:
+        seen = (output > 0) | (_counts(span.tokens[: span.prompt], width, scores.device) > 0)
+        factor = torch.where(scores > 0, 1 / params.repetition_penalty, params.repetition_penalty)
+        scores = torch.where(seen, scores * factor, scores)
+    if params.frequency_penalty != 0:
+        scores = scores - params.frequency_penalty * output
+    if params.presence_penalty != 0:
+        scores = scores - params.presence_penalty * (output > 0).to(scores.dtype)
+    return scores
+
+
+def _counts(tokens: Sequence[int], width: int, device: torch.device) -> Tensor:
+    return torch.bincount(torch.tensor(tokens, dtype=torch.int64), minlength=width).float().to(device)
+
+
+def _draft_counts(span: RowSpan, scores: Tensor) -> Tensor:
+    """[count, V]: how often each token stands among the drafts before each row."""
+    counts = torch.zeros_like(scores)
+    for i in range(span.count):
+        before = span.draft[: span.drafted(i)]
+        counts[i].index_add_(0, before, torch.ones(before.shape[0], device=scores.device))
+    return counts

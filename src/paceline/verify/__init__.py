@@ -1,0 +1,1 @@
+"""Verification: which drafted tokens stay, and the token after them. Pure functions of tensors, no model inside."""

@@ -1,0 +1,75 @@
+"""Converted tensors to a `Decoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from paceline.device import Backend
+from paceline.model.config import ModelConfig
+from paceline.model.decoder import Decoder, Layer, Norm
+from paceline.model.linear import DenseLinear, Int8Linear, Linear
+from paceline.model.norm import LayerNorm, RMSNorm
+
+
+def assemble(
+    config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend, head_ids: Tensor | None = None
+) -> Decoder:
+    """`head_ids` [n]: score only these token ids, in this order (a draft's reduced vocabulary)."""
+    build = _Builder(config, tensors, backend)
+    return Decoder(
+        config=config,
+        embedding=build.tensor("embedding"),
+        positions=build.optional("positions"),
+        layers=[build.layer(f"layers.{i}.") for i in range(config.num_layers)],
+        final_norm=build.norm("final_norm"),
+        head=build.linear("head", head_ids),
+        head_ids=None if head_ids is None else head_ids.to(backend.device),
+        device=backend.device,
+        dtype=backend.dtype,
+    )
+
+
+class _Builder:
+    def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend) -> None:
+        self.config, self.tensors, self.backend = config, tensors, backend
+
+    def tensor(self, name: str) -> Tensor:
+        return self.tensors[name].to(self.backend.device)
+
+    def optional(self, name: str) -> Tensor | None:
+        return self.tensor(name) if name in self.tensors else None
+
+    def layer(self, at: str) -> Layer:
+        qk, post = self.config.qk_norm, self.config.post_norms
+        return Layer(
+            attention_norm=self.norm(at + "attention_norm"),
+            qkv=self.linear(at + "qkv"),
+            output=self.linear(at + "output"),
+            mlp_norm=self.norm(at + "mlp_norm"),
+            up=self.linear(at + "up"),
+            down=self.linear(at + "down"),
+            query_norm=self.rms(at + "query_norm") if qk else None,
+            key_norm=self.rms(at + "key_norm") if qk else None,
+            post_attention_norm=self.norm(at + "post_attention_norm") if post else None,
+            post_mlp_norm=self.norm(at + "post_mlp_norm") if post else None,
+        )
+
+    def norm(self, name: str) -> Norm:
+        if self.config.norm == "rms":
+            return self.rms(name)
+        return LayerNorm(self.tensor(f"{name}.weight"), self.tensor(f"{name}.bias"), self.config.norm_eps)
+
+    def rms(self, name: str) -> RMSNorm:
+        return RMSNorm(self.tensor(f"{name}.weight"), self.config.norm_eps)
+
+    def linear(self, name: str, rows: Tensor | None = None) -> Linear:
+        weight, bias = self.tensor(f"{name}.weight"), self.optional(f"{name}.bias")
+        scale = self.optional(f"{name}.scale")
+        if rows is not None:
+            weight = weight[rows]
+            scale = None if scale is None else scale[rows]
+        if scale is None:
+            return DenseLinear(weight, bias)
+        return Int8Linear(weight, scale, bias, split=self.backend.precision == "int8")

@@ -1,0 +1,102 @@
+"""A model, ready to run: decoder, tokenizer, backend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.device import Backend, choose_backend
+from paceline.errors import PacelineError
+from paceline.model.config import ModelConfig
+from paceline.model.decoder import Decoder
+from paceline.text.tokenizer import Tokenizer
+from paceline.weights.assemble import assemble
+from paceline.weights.cache_dir import converted_dir
+from paceline.weights.convert import convert
+from paceline.weights.gguf import GGUFSource
+from paceline.weights.resolve import Checkpoint, resolve
+from paceline.weights.safetensors import SafetensorsSource
+from paceline.weights.source import TensorSource
+from paceline.weights.store import Converted, fingerprint, load_converted, save_converted
+
+
+@dataclass
+class LoadedModel:
+    """`key` names checkpoint and precision: prefix hashes are salted with it."""
+
+    name: str
+    decoder: Decoder
+    tokenizer: Tokenizer
+    backend: Backend
+    key: str
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.decoder.config
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids that can be emitted: checkpoints may pad their output rows past the tokenizer's."""
+        return min(self.config.vocab_size, self.tokenizer.vocab_size)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys((*self.tokenizer.eos_ids, *self.config.eos_ids)))
+
+
+def load_model(
+    name: str,
+    *,
+    device: str | None = None,
+    precision: str = "auto",
+    head_vocab: int | None = None,
+    progress: bool = False,
+) -> LoadedModel:
+    """Load a preset, directory, .gguf file or hub id. Raises PacelineError with what to do about it.
+
+    `head_vocab`: score only the first so many token ids and the special ones.
+    """
+    checkpoint = resolve(name, progress=progress)
+    key = fingerprint(checkpoint)
+    backend, converted = _load_weights(checkpoint, key, device, precision)
+    tokenizer = _load_tokenizer(checkpoint)
+    head_ids = None if head_vocab is None else _head_ids(head_vocab, tokenizer)
+    decoder = assemble(converted.config, converted.tensors, backend, head_ids)
+    return LoadedModel(name, decoder, tokenizer, backend, f"{key}-{backend.precision}")
+
+
+def _head_ids(count: int, tokenizer: Tokenizer) -> Tensor:
+    if not 1 <= count <= tokenizer.vocab_size:
+        raise PacelineError(f"draft_vocab must be between 1 and {tokenizer.vocab_size}, not {count}")
+    return torch.tensor(sorted({*range(count), *tokenizer.special_ids}))
+
+
+def open_source(checkpoint: Checkpoint) -> TensorSource:
+    if checkpoint.kind == "gguf":
+        return GGUFSource(checkpoint.path)
+    return SafetensorsSource(checkpoint.path)
+
+
+def _load_weights(
+    checkpoint: Checkpoint, key: str, device: str | None, precision: str
+) -> tuple[Backend, Converted]:
+    likely = choose_backend(device, precision, quantized_checkpoint=checkpoint.kind == "gguf")
+    stored = load_converted(key, likely.precision)
+    if stored is not None:
+        backend = choose_backend(device, precision, quantized_checkpoint=stored.quantized)
+        if backend.precision == likely.precision:
+            return backend, stored
+    source = open_source(checkpoint)
+    backend = choose_backend(device, precision, quantized_checkpoint=source.quantized)
+    converted = Converted(source.config, source.quantized, dict(convert(source, backend)))
+    if backend.int8 or (source.quantized and backend.precision != "fp32"):
+        save_converted(key, backend, converted)
+    return backend, converted
+
+
+def _load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    if checkpoint.kind == "gguf":
+        return Tokenizer.from_gguf(checkpoint.path, cache_dir=converted_dir())
+    return Tokenizer.from_directory(checkpoint.path)

@@ -1,0 +1,75 @@
+"""Converted weights on disk, so that a second start neither dequantises nor quantises again."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from paceline.device import Backend
+from paceline.model.config import ModelConfig
+from paceline.weights.cache_dir import converted_dir
+from paceline.weights.resolve import Checkpoint
+
+FORMAT = 1  # raise it when `convert` changes what it writes
+_CONFIG = TypeAdapter(ModelConfig)
+
+
+@dataclass(frozen=True)
+class Converted:
+    config: ModelConfig
+    quantized: bool  # whether the checkpoint itself was
+    tensors: Mapping[str, Tensor]
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """Changes when the checkpoint's files do: names, sizes and modification times (a full hash would cost seconds)."""
+    if checkpoint.kind == "gguf":
+        files = [checkpoint.path]
+    else:
+        files = sorted([*checkpoint.path.glob("*.safetensors"), checkpoint.path / "config.json"])
+    digest = hashlib.sha256(str(FORMAT).encode())
+    for file in files:
+        if file.exists():
+            stat = file.stat()
+            digest.update(f"|{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode())
+    return digest.hexdigest()[:24]
+
+
+def load_converted(key: str, precision: str) -> Converted | None:
+    """What `save_converted` stored under this key, or None; a file that cannot be read counts as absent."""
+    path = _path(key, precision)
+    if not path.exists():
+        return None
+    try:
+        handle = safe_open(str(path), framework="pt")
+        meta = handle.metadata()
+        tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
+        return Converted(_CONFIG.validate_json(meta["config"]), meta["quantized"] == "True", tensors)
+    except (SafetensorError, OSError, KeyError, ValueError):
+        return None
+
+
+def save_converted(key: str, backend: Backend, converted: Converted) -> None:
+    """Best effort: a full or read-only disk costs the next start its time, nothing else."""
+    path = _path(key, backend.precision)
+    partial = path.with_suffix(f".{os.getpid()}.tmp")
+    meta = {"config": _CONFIG.dump_json(converted.config).decode(), "quantized": str(converted.quantized)}
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_file(dict(converted.tensors), str(partial), metadata=meta)
+        partial.replace(path)
+    except (OSError, SafetensorError):
+        partial.unlink(missing_ok=True)
+
+
+def _path(key: str, precision: str) -> Path:
+    # int8 and int8-fast compute with the same weights.
+    return converted_dir() / f"{key}-{precision.removesuffix('-fast')}.safetensors"
