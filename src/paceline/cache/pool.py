@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -181,13 +181,14 @@ class SequenceCache:
     length: int = 0
     chain: list[bytes] = field(default_factory=list)  # hash of each registered full block
     _table: Tensor | None = None
+    _views: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
 
     def reserve(self, tokens: int) -> None:
         """Own enough blocks for `tokens` positions. Raises CacheFull, changing nothing."""
         missing = self.pool.blocks_for(tokens) - len(self.blocks)
         if missing > 0:
             self.blocks += self.pool.allocate(missing, self.blocks[-1] if self.blocks else None)
-            self._table = None
+            self._moved()
 
     def append(self, count: int) -> None:
         """Make the `count` positions behind `length` writable: reserved, and in blocks no one else reads."""
@@ -234,7 +235,8 @@ class SequenceCache:
         # Last block first: an eviction then takes the end of a prefix before its beginning.
         for block in reversed(self.blocks):
             self.pool.release(block)
-        self.blocks, self.length, self.chain, self._table = [], 0, [], None
+        self.blocks, self.length, self.chain = [], 0, []
+        self._moved()
 
     def slots(self, length: int) -> slice | Tensor:
         """Slots of positions 0..length-1: a slice when the blocks are consecutive, else an index tensor.
@@ -248,6 +250,24 @@ class SequenceCache:
             return slice(start * self.pool.block_size, start * self.pool.block_size + length)
         return self.slot_table(length)
 
+    def views(self, length: int) -> Callable[[int], tuple[Tensor, Tensor]]:
+        """Keys and values of positions 0..length-1 by layer, each [1, kv_heads, length, head_dim].
+
+        Consecutive blocks are seen in place, and their views last until the table or the length changes; scattered
+        ones are gathered at each call.
+        """
+        slots = self.slots(length)
+        if not isinstance(slots, slice):
+            return lambda layer: (self._look(self.pool.keys[layer][slots]), self._look(self.pool.values[layer][slots]))
+        if self._views is None or self._views[0] != length:
+            pairs = zip(self.pool.keys, self.pool.values, strict=True)
+            self._views = (length, [(self._look(k[slots]), self._look(v[slots])) for k, v in pairs])
+        return self._views[1].__getitem__
+
+    @staticmethod
+    def _look(rows: Tensor) -> Tensor:
+        return rows.transpose(0, 1).unsqueeze(0)
+
     def slot_table(self, length: int) -> Tensor:
         """Slots of positions 0..length-1 as int64 [length] on the CPU; positions not reserved point at slot 0."""
         if self._table is None:
@@ -257,6 +277,9 @@ class SequenceCache:
         if table.shape[0] < length:
             table = torch.cat((table, table.new_zeros(length - table.shape[0])))
         return table
+
+    def _moved(self) -> None:
+        self._table, self._views = None, None
 
     def _end(self) -> int:
         return self.pool.keys[0].shape[0]
@@ -274,7 +297,7 @@ class SequenceCache:
             store[fresh * size : (fresh + 1) * size] = store[block * size : (block + 1) * size]
         self.pool.release(block)
         self.blocks[index] = fresh
-        self._table = None
+        self._moved()
 
     def _gather(self, positions: list[int]) -> None:
         """Move rows at `positions` to the positions right behind `length` (an accepted branch of a tree)."""

@@ -51,65 +51,68 @@ def additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, float("-inf"))
 
 
-@dataclass
-class _Piece:
-    """Consecutive rows whose key range rounds to the same length."""
-
-    rows: slice
-    count: int
-    length: int
-    slots: slice | Tensor
-    biases: dict[int | None, Tensor]
-
-
 class RowInvariantAttention:
     """PyTorch's fused CPU kernel, arranged so that a row's reduction order follows from its position alone.
 
-    Three things make its rows depend on their neighbours, each measured and removed: the key length (rounded up to
-    a multiple of `BUCKET` of the row's own position; rows of one call share it), products of 1 or 3 rows (the rows of
-    one key/value head are padded to a multiple of 8), and the order of blocks (fixed by position).
+    Two things make its rows depend on their neighbours, each measured and removed: the key length (rounded up to a
+    multiple of `BUCKET` of the row's own position; the rows of one call share it), and matrix products of 1 or 3 rows
+    (padded). What is left of the order is fixed by position.
     """
 
     def __init__(self, config: ModelConfig, spans: Sequence[Span], device: torch.device) -> None:
         self.config = config
-        self.group = config.num_heads // config.num_kv_heads
-        self.windows = {config.window(layer) for layer in range(config.num_layers)}
+        self.windows = [config.window(layer) for layer in range(config.num_layers)]
         self.pieces = [piece for span in spans for piece in self._split(span)]
 
     def _split(self, span: Span) -> list[_Piece]:
+        """Rows whose key ranges round to the same length go into one call."""
         pieces, position, end = [], span.position, span.position + span.count
         while position < end:
             length = -(-(position + 1) // BUCKET) * BUCKET
             count = min(end, length) - position
             row = span.start + position - span.position
-            queries = torch.arange(position, position + count).repeat_interleave(self.group)
-            queries = F.pad(queries, (0, -queries.shape[0] % 8), value=position)[:, None]
-            keys = torch.arange(length)
-            biases = {w: additive(visible(queries, keys, w), span.cache.pool.dtype) for w in self.windows}
-            slots = span.cache.slots(length)
-            pieces.append(_Piece(slice(row, row + count), count, length, slots, biases))
+            pieces.append(_Piece(self.config, span.cache, row, position, count, length, set(self.windows)))
             position += count
         return pieces
 
     def __call__(self, layer: int, q: Tensor, pool: BlockPool) -> Tensor:
-        window = self.config.window(layer)
-        keys, values = pool.keys[layer], pool.values[layer]
-        outputs = [self._attend(piece, q[piece.rows], keys, values, piece.biases[window]) for piece in self.pieces]
-        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        window = self.windows[layer]
+        if len(self.pieces) == 1:
+            return self.pieces[0].attend(layer, q, window)
+        return torch.cat([piece.attend(layer, q[piece.rows], window) for piece in self.pieces])
 
-    def _attend(self, piece: _Piece, q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        kv_heads, dim, rows = self.config.num_kv_heads, self.config.head_dim, piece.count * self.group
-        # [count, kv * group, d] -> [1, kv, count * group (padded), d]: one product per key/value head
-        grouped = q.view(piece.count, kv_heads, self.group, dim).transpose(0, 1).reshape(1, kv_heads, rows, dim)
-        if rows % 8:
-            grouped = F.pad(grouped, (0, 0, 0, -rows % 8))
-        k = keys[piece.slots].transpose(0, 1).unsqueeze(0)
-        v = values[piece.slots].transpose(0, 1).unsqueeze(0)
-        out = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            grouped, k, v, 0.0, False, attn_mask=bias, scale=self.config.scale
-        )[0]
-        out = out[0, :, :rows].reshape(kv_heads, piece.count, self.group, dim).transpose(0, 1)
-        return out.reshape(piece.count, kv_heads * self.group * dim)
+
+class _Piece:
+    """Consecutive rows of one sequence that attend to the same `length` keys. The query buffer serves every layer."""
+
+    def __init__(
+        self, config: ModelConfig, cache: SequenceCache, row: int, position: int, count: int, length: int,
+        windows: set[int | None],
+    ) -> None:  # fmt: skip
+        kv_heads, group, dim = config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim
+        used = count * group
+        padded = used + (-used % 4 if used % 32 in (1, 3) else 0)
+        self.rows = slice(row, row + count)
+        self.shape, self.used, self.scale = (count, kv_heads, group, dim), used, config.scale
+        dtype = cache.pool.dtype
+        # [kv, count * group (padded), d]: one product per key/value head
+        self.queries = torch.zeros(1, kv_heads, padded, dim, dtype=dtype)
+        self.inside = self.queries[0, :, :used].view(kv_heads, count, group, dim).transpose(0, 1)
+        positions = torch.arange(position, position + count).repeat_interleave(group)
+        positions = F.pad(positions, (0, padded - used), value=position)[:, None]
+        self.biases = {w: additive(visible(positions, torch.arange(length), w), dtype) for w in windows}
+        self.views = cache.views(length)
+
+    def attend(self, layer: int, q: Tensor, window: int | None) -> Tensor:
+        count, kv_heads, group, dim = self.shape
+        self.inside.copy_(q.view(self.shape))
+        keys, values = self.views(layer)
+        out = _FLASH(self.queries, keys, values, 0.0, False, attn_mask=self.biases[window], scale=self.scale)[0]
+        out = out[0, :, : self.used].reshape(kv_heads, count, group, dim).transpose(0, 1)
+        return out.reshape(count, kv_heads * group * dim)
+
+
+_FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class PaddedAttention:

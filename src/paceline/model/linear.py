@@ -42,41 +42,44 @@ class Int8Linear:
     WIDE = 127 * 256 + 127  # largest magnitude that 256 * high + low can hold with |high| <= 127
 
     def __init__(
-        self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, *, split: bool = True, min_rows: int = 1
+        self, weight: Tensor, scale: Tensor, bias: Tensor | None = None, *, split: bool = True, min_rows: int = 4
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.bias, self.split = bias, split
-        self.scale = scale
-        self.zero_points = torch.zeros(self.out_features, dtype=torch.int64)
-        self.packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), [16, self.in_features])
         top = self.WIDE if split else 127
         self.top = torch.tensor(float(top))
+        self.scale = scale / top
         # +0.5 turns the conversion's truncation into rounding; the rest are the zero points.
         self.offset = torch.tensor(self.ZERO * 257 + 0.5 if split else self.ZERO + 0.5)
-        self.padding = torch.full((min_rows, self.in_features), self.ZERO, dtype=torch.uint8)
+        self.zero_points = torch.zeros(self.out_features, dtype=torch.int64)
+        self.packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), [16, self.in_features])
+        self.padded = torch.full((min_rows, self.in_features), self.ZERO, dtype=torch.uint8)
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        span = torch.linalg.vector_norm(x, float("inf"), dim=-1, keepdim=True).clamp_min_(1e-30)
+        span = torch.linalg.vector_norm(x, _INF, dim=-1, keepdim=True).clamp_min_(1e-30)
         levels = torch.addcmul(self.offset, x, self.top / span)
-        step = span / self.top
-        if not self.split:
-            product = self._product(levels.to(torch.uint8))[:rows]
-        else:
+        if self.split:
             # Little-endian: byte 0 of a uint16 is the low row, byte 1 the high row.
             halves = levels.to(torch.uint16).view(torch.uint8).view(rows, self.in_features, 2).permute(2, 0, 1)
-            both = self._product(halves.reshape(2 * rows, self.in_features))
-            product = torch.add(both[:rows], both[rows : 2 * rows], alpha=256)
-        product = product * step
+            both = self._product(halves, 2 * rows)
+            product = torch.add(both[:rows], both[rows : 2 * rows], alpha=256).mul_(span)
+        else:
+            product = self._product(levels.to(torch.uint8), rows)[:rows].mul_(span)
         return product if self.bias is None else product.add_(self.bias)
 
-    def _product(self, levels: Tensor) -> Tensor:
-        """Rows are padded to `min_rows`, where a few more rows stream the weights faster than one or two."""
-        rows = levels.shape[0]
-        if rows < self.padding.shape[0]:
-            self.padding[:rows] = levels
-            levels = self.padding
-        return torch.ops.onednn.qlinear_pointwise(  # type: ignore[no-any-return]
-            levels, 1.0, self.ZERO, self.packed, self.scale, self.zero_points,
+    def _product(self, levels: Tensor, rows: int) -> Tensor:
+        """[..., in] bytes -> fp32 [>= rows, out]. Few rows are padded: four stream the weights faster than two do."""
+        if rows < self.padded.shape[0]:
+            flat = self.padded
+            flat[:rows].view(levels.shape).copy_(levels)
+        else:
+            flat = levels.reshape(rows, self.in_features)
+        return _QLINEAR(  # type: ignore[no-any-return]
+            flat, 1.0, self.ZERO, self.packed, self.scale, self.zero_points,
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
+
+
+_INF = float("inf")
+_QLINEAR = torch.ops.onednn.qlinear_pointwise.default

@@ -16,9 +16,10 @@ class RMSNorm:
         self.floor = torch.tensor((width * eps) ** 0.5, device=weight.device)
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = x.float()
+        wide = x if x.dtype is torch.float32 else x.float()
         length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self.floor)
-        return (wide * self.weight).div_(length).to(x.dtype)
+        normed = (wide * self.weight).div_(length)
+        return normed if wide is x else normed.to(x.dtype)
 
 
 class LayerNorm:

@@ -39,7 +39,8 @@ class Rope:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate x [T, heads, head_dim] by tables [T, 1, head_dim]; computed in the tables' dtype (fp32)."""
     half = x.shape[-1] // 2
-    return torch.addcmul(x * cos, x.roll(half, -1), sin).to(x.dtype)
+    rotated = torch.addcmul(x * cos, x.roll(half, -1), sin)
+    return rotated if rotated.dtype == x.dtype else rotated.to(x.dtype)
 
 
 def inverse_frequencies(config: RopeConfig, head_dim: int) -> tuple[Tensor, float]:

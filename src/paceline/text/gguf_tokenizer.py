@@ -4,6 +4,7 @@ Two kinds of vocabulary: byte-level BPE with a list of merges (`gpt2`), and Sent
 follow from the scores. Token types as in llama.cpp: normal 1, unknown 2, control 3, user-defined 4, unused 5, byte 6.
 """
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Sequence
@@ -37,7 +38,8 @@ def read_gguf(path: Path, *, cache_dir: Path | None = None) -> TokenizerParts:
     metadata = read_metadata(path, _ARRAYS)
     backend = _build(metadata, path)
     if cached is not None:
-        _save(backend, cached)
+        with contextlib.suppress(OSError):  # a full or read-only disk costs time, not the answer
+            _save(backend, cached)
     return _parts(metadata, backend)
 
 
