@@ -65,9 +65,7 @@ class Models:
 
 def load_models(options: Options) -> Models:
     set_threads(options.threads)
-    target = load_model(
-        options.model, device=options.device, precision=options.precision, progress=options.progress
-    )
+    target = load_model(options.model, device=options.device, precision=options.precision, progress=options.progress)
     if options.draft is None:
         return Models(target)
     draft = load_model(

@@ -33,7 +33,9 @@ class LLM:
         return self.models.target.tokenizer
 
     @overload
-    def generate(self, prompts: str, params: SamplingParams | None = None) -> GenerationResult: ...
+    def generate(  # type: ignore[overload-overlap]
+        self, prompts: str, params: SamplingParams | None = None
+    ) -> GenerationResult: ...
     @overload
     def generate(
         self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None = None

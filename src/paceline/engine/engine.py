@@ -56,7 +56,9 @@ class Engine:
         if not prompt:
             raise PacelineError("the prompt is empty: give at least one token")
         if len(prompt) >= limit:
-            raise PacelineError(f"the prompt has {len(prompt)} tokens, the context of {self.model.name} is {limit}; shorten it")
+            raise PacelineError(
+                f"the prompt has {len(prompt)} tokens, the context of {self.model.name} is {limit}; shorten it"
+            )
         bad = next((t for t in prompt if not 0 <= t < self.model.config.vocab_size), None)
         if bad is not None:
             raise PacelineError(f"token id {bad} is not in the vocabulary of {self.model.config.vocab_size} ids")

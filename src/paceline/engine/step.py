@@ -58,7 +58,9 @@ class Stepper:
 
     def forward(self, work: Seq[Work], drafts: Seq[Draft]) -> tuple[Tensor, list[Candidate]]:
         """One target forward of every pending token and draft; logits [R, V] of the rows that are sampled."""
-        spans, fed, positions, sampled, candidates = [], [], [], [], []
+        spans, fed, positions = [], [], []
+        sampled: list[int] = []
+        candidates: list[Candidate] = []
         start = 0
         for item, draft in zip(work, drafts, strict=True):
             sequence, begin = item.sequence, item.sequence.committed

@@ -63,7 +63,9 @@ def _verify_kind(kind: Kind, scores: Tensor, members: list[Candidate]) -> tuple[
         return verify_coupled(choose(scores, None), rows)
     if kind == "coupled":
         return verify_coupled(choose(scores, _keys(members, Purpose.SAMPLE, scores.device)), rows)
-    accept = uniform(_keys(members, Purpose.ACCEPT, scores.device), torch.zeros((), dtype=torch.int64, device=scores.device))
+    accept = uniform(
+        _keys(members, Purpose.ACCEPT, scores.device), torch.zeros((), dtype=torch.int64, device=scores.device)
+    )
     residual_keys = _keys(members, Purpose.RESIDUAL, scores.device)
     q = _stack_q(members, scores.shape[1]) if kind == "rejection of sampled" else None
     return verify_rejection(scores, rows, q, accept, residual_keys)
@@ -71,9 +73,7 @@ def _verify_kind(kind: Kind, scores: Tensor, members: list[Candidate]) -> tuple[
 
 def _keys(members: list[Candidate], purpose: Purpose, device: torch.device) -> Tensor:
     """Noise keys [R, 2]: row i of a sequence draws the token at position len(tokens) + i."""
-    words = [
-        key(m.sequence.seed, len(m.sequence.tokens) + i, purpose) for m in members for i in range(m.span.count)
-    ]
+    words = [key(m.sequence.seed, len(m.sequence.tokens) + i, purpose) for m in members for i in range(m.span.count)]
     return send(torch.tensor(words, dtype=torch.int64), device)
 
 

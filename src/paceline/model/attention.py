@@ -109,7 +109,8 @@ class _Piece:
         keys, values = self.views(layer)
         out = _FLASH(self.queries, keys, values, 0.0, False, attn_mask=self.biases[window], scale=self.scale)[0]
         out = out[0, :, : self.used].reshape(kv_heads, count, group, dim).transpose(0, 1)
-        return out.reshape(count, kv_heads * group * dim)
+        merged: Tensor = out.reshape(count, kv_heads * group * dim)
+        return merged
 
 
 _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -122,7 +123,8 @@ class PaddedAttention:
         self.config = config
         longest = max(span.position + span.count for span in spans)
         most = max(span.count for span in spans)
-        index, queries = [], []
+        index: list[int] = []
+        queries: list[list[int]] = []
         for b, span in enumerate(spans):
             index.extend(range(b * most, b * most + span.count))
             queries.append([span.position + min(i, span.count - 1) for i in range(most)])

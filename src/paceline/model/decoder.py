@@ -111,7 +111,13 @@ class Decoder:
         return hidden
 
     def _attend(
-        self, index: int, hidden: Tensor, table: Tables | None, attention: Attention, slots: slice | Tensor, pool: BlockPool
+        self,
+        index: int,
+        hidden: Tensor,
+        table: Tables | None,
+        attention: Attention,
+        slots: slice | Tensor,
+        pool: BlockPool,
     ) -> Tensor:
         config, layer = self.config, self.layers[index]
         heads, kv_heads = config.num_heads, config.num_kv_heads

@@ -17,8 +17,8 @@ class RMSNorm:
 
     def __call__(self, x: Tensor) -> Tensor:
         wide = x if x.dtype is torch.float32 else x.float()
-        length = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self.floor)
-        normed = (wide * self.weight).div_(length)
+        length: Tensor = torch.hypot(torch.linalg.vector_norm(wide, dim=-1, keepdim=True), self.floor)
+        normed: Tensor = (wide * self.weight).div_(length)
         return normed if wide is x else normed.to(x.dtype)
 
 

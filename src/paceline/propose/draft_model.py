@@ -133,7 +133,8 @@ class DraftModelProposer:
 
     def _feed_new_tokens(self, chains: list[Chain]) -> Tensor:
         """Forward what the target emitted since; hidden states [B, H] of each chain's last token."""
-        spans, fed = [], []
+        spans: list[Span] = []
+        fed: list[int] = []
         for chain in chains:
             cache, tokens = chain.state.cache, chain.view.tokens
             spans.append(Span(cache, len(fed), len(tokens) - cache.length, cache.length))

@@ -25,7 +25,9 @@ def line_up(starts: Sequence[int], drafts: Sequence[Tensor], device: torch.devic
     """Sequence b's rows begin at `starts[b]`, one more than its drafts [n_b]."""
     lengths = [draft.shape[0] for draft in drafts]
     longest = max(lengths, default=0)
-    index = torch.tensor([[start + min(i, n) for i in range(longest + 1)] for start, n in zip(starts, lengths, strict=True)])
+    index = torch.tensor(
+        [[start + min(i, n) for i in range(longest + 1)] for start, n in zip(starts, lengths, strict=True)]
+    )
     padded = torch.full((len(drafts), longest), -1, dtype=torch.int64, device=device)
     for b, draft in enumerate(drafts):
         padded[b, : lengths[b]] = draft

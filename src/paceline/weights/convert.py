@@ -60,7 +60,9 @@ class _Reader:
         if config.norm == "layer":
             yield f"{to}.bias", self.source.get(f"{module}.bias").to(dtype)
 
-    def linear(self, to: str, modules: Sequence[str], *, transposed: bool | None = None) -> Iterator[tuple[str, Tensor]]:
+    def linear(
+        self, to: str, modules: Sequence[str], *, transposed: bool | None = None
+    ) -> Iterator[tuple[str, Tensor]]:
         flip = self.names.transposed if transposed is None else transposed
         parts = [self.source.get(f"{module}.weight") for module in modules]
         weight = torch.cat([part.t() if flip else part for part in parts]).contiguous()

@@ -79,9 +79,7 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
     return SafetensorsSource(checkpoint.path)
 
 
-def _load_weights(
-    checkpoint: Checkpoint, key: str, device: str | None, precision: str
-) -> tuple[Backend, Converted]:
+def _load_weights(checkpoint: Checkpoint, key: str, device: str | None, precision: str) -> tuple[Backend, Converted]:
     likely = choose_backend(device, precision, quantized_checkpoint=checkpoint.kind == "gguf")
     stored = load_converted(key, likely.precision)
     if stored is not None:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 from safetensors import SafetensorError, safe_open
@@ -49,7 +50,7 @@ def load_converted(key: str, precision: str) -> Converted | None:
     if not path.exists():
         return None
     try:
-        handle = safe_open(str(path), framework="pt")
+        handle: Any = safe_open(str(path), framework="pt")
         meta = handle.metadata()
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         return Converted(_CONFIG.validate_json(meta["config"]), meta["quantized"] == "True", tensors)

@@ -1,0 +1,78 @@
+"""What a precision costs: KL divergence to fp32 and top-1 agreement, teacher-forced on real text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.cache.pool import BlockPool
+from paceline.model.attention import Span
+from paceline.model.decoder import Batch
+from paceline.weights.load import LoadedModel, load_model
+
+CHUNK = 64
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Against fp32 over `positions`: mean KL(fp32 || precision) in nats, share of equal argmaxes."""
+
+    precision: str
+    positions: int
+    kl: float
+    top1: float
+
+
+def measure(model: str, precisions: list[str], texts: list[str], positions: int) -> list[Quality]:
+    """Up to `positions` positions of each precision against the same model in fp32, on the CPU."""
+    reference = load_model(model, device="cpu", precision="fp32")
+    passages = _passages(reference, texts, positions)
+    truth = _log_probabilities(reference, passages)
+    del reference
+    return [
+        _compare(precision, truth, load_model(model, device="cpu", precision=precision), passages)
+        for precision in precisions
+    ]
+
+
+def _passages(model: LoadedModel, texts: list[str], positions: int) -> list[list[int]]:
+    """Token ids of the texts, cut so that they come to `positions` in all."""
+    passages = []
+    for text in texts:
+        ids = model.tokenizer.encode(text)[:positions]
+        positions -= len(ids)
+        if ids:
+            passages.append(ids)
+    return passages
+
+
+def _log_probabilities(model: LoadedModel, passages: list[list[int]]) -> list[Tensor]:
+    return [_run(model, ids) for ids in passages]
+
+
+@torch.inference_mode()
+def _run(model: LoadedModel, ids: list[int]) -> Tensor:
+    pool = BlockPool(model.config, len(ids) // 16 + 1, model.backend.device, model.backend.dtype)
+    cache = pool.open([], len(ids))
+    rows = []
+    for begin in range(0, len(ids), CHUNK):
+        part = ids[begin : begin + CHUNK]
+        cache.append(len(part))
+        positions = torch.arange(begin, begin + len(part))
+        batch = Batch(torch.tensor(part), positions, [Span(cache, 0, len(part), begin)], pool)
+        hidden, _ = model.decoder.forward(batch)
+        cache.commit(range(len(part)), ids)
+        rows.append(model.decoder.logits(hidden)[:, : model.vocab_size].log_softmax(dim=1))
+    return torch.cat(rows)
+
+
+def _compare(precision: str, truth: list[Tensor], model: LoadedModel, passages: list[list[int]]) -> Quality:
+    divergence, agreed, count = 0.0, 0, 0
+    for expected, ids in zip(truth, passages, strict=True):
+        got = _run(model, ids)
+        divergence += float((expected.exp() * (expected - got)).sum())
+        agreed += int((expected.argmax(dim=1) == got.argmax(dim=1)).sum())
+        count += len(ids)
+    return Quality(precision, count, divergence / count, agreed / count)

@@ -1,0 +1,84 @@
+"""`paceline chat`: a conversation; the cache keeps its past between turns."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli import options as opt
+from paceline.cli.console import note, summary
+
+if TYPE_CHECKING:
+    from paceline.llm import LLM
+    from paceline.sampling.params import SamplingParams
+
+
+def chat(
+    model: opt.Model = "smollm2-135m",
+    draft: opt.Draft = None,
+    method: opt.Method = None,
+    k: opt.K = None,
+    precision: opt.Precision = "auto",
+    threads: opt.Threads = None,
+    device: opt.Device = None,
+    temperature: opt.Temperature = 0.0,
+    top_k: opt.TopK = 0,
+    top_p: opt.TopP = 1.0,
+    min_p: opt.MinP = 0.0,
+    repetition_penalty: opt.RepetitionPenalty = 1.0,
+    seed: opt.Seed = None,
+    max_tokens: opt.MaxTokens = 512,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    quiet: opt.Quiet = False,
+) -> None:
+    """Talk with a model. /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer."""
+    from paceline.llm import LLM
+    from paceline.sampling.params import SamplingParams
+
+    params = SamplingParams(
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
+        seed=seed, max_tokens=max_tokens,
+    )  # fmt: skip
+    llm = LLM(
+        model, draft=draft, method=method, k=k, precision=precision, threads=threads, device=device, progress=not quiet
+    )
+    start = [{"role": "system", "content": system}] if system else []
+    messages = list(start)
+    note("/reset forgets, /exit ends, Ctrl-C stops an answer", quiet=quiet)
+    while (said := _listen()) is not None:
+        if said == "/reset":
+            messages = list(start)
+        elif said:
+            messages.append({"role": "user", "content": said})
+            messages.append({"role": "assistant", "content": _answer(llm, messages, params, quiet)})
+
+
+def _listen() -> str | None:
+    """The next line, or None at the end of the conversation."""
+    try:
+        said = input("> " if sys.stdin.isatty() else "").strip()
+    except (EOFError, KeyboardInterrupt):
+        return None
+    return None if said in ("/exit", "/quit") else said
+
+
+def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams, quiet: bool) -> str:
+    """Stream one answer; Ctrl-C keeps what came so far."""
+    text = ""
+    try:
+        for chunk in llm.stream(llm.chat_prompt(messages), params):
+            print(chunk.text, end="", flush=True)
+            text += chunk.text
+            if chunk.result is not None:
+                print()
+                stats = chunk.result.stats
+                note(
+                    f"{summary(stats)}, {stats.cached_tokens} of {stats.prompt_tokens} prompt tokens reused",
+                    quiet=quiet,
+                )
+    except KeyboardInterrupt:
+        print()
+        note("stopped", quiet=quiet)
+    return text

@@ -1,0 +1,15 @@
+"""Every family against the original library: a whole prompt in one forward."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.parity.tiny import FAMILIES, assert_parity, family, prompt, use_attention
+
+
+@pytest.mark.parametrize("attention", ["rows", "padded"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_against_transformers(name: str, attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_attention(monkeypatch, attention)
+    model, decoder = family(name)
+    assert_parity(decoder, model, prompt(70))
