@@ -10,7 +10,7 @@ from paceline.types import FinishReason, RequestStats, Sequence
 
 @dataclass(frozen=True)
 class GenerationResult:
-    """`token_ids` are the emitted ids, an end-of-sequence token included; `text` leaves special tokens and stop strings out.
+    """`token_ids` are the emitted ids, an end-of-sequence token included; `text` has no special tokens or stop strings.
 
     `logprobs` has one entry a token when they were asked for, else it is None. `prompt_token_ids` is what was run.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.parity.tiny import FAMILIES, assert_parity, family, prompt, use_attention
+from tiny import FAMILIES, assert_parity, family, prompt, use_attention
 
 
 @pytest.mark.parametrize("attention", ["rows", "padded"])

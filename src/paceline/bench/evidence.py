@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from paceline.model.attention import Span
 from paceline.model.decoder import Batch
 from paceline.sampling.noise import Purpose, key, sample, uniform
 from paceline.sampling.params import SamplingParams
-from paceline.sampling.transform import truncate
+from paceline.sampling.transform import Cut, truncate
 from paceline.verify.rejection import verify_rejection
 from paceline.verify.rows import line_up
 from paceline.weights.load import LoadedModel
@@ -50,7 +51,7 @@ def run_checks(options: Options, prompts: list[str], tokens: int, seeds: int) ->
         yield from _rejection(models, ids[0], logits)
 
 
-def _options(options: Options, method: str) -> dict[str, object]:
+def _options(options: Options, method: str) -> dict[str, Any]:
     return {**vars(options), "method": method}
 
 
@@ -141,12 +142,12 @@ def _uneven(model: LoadedModel, ids: list[int]) -> Tensor:
 def _rejection(models: Models, ids: list[int], logits: Tensor) -> Iterator[Check]:
     """Rejection verification on the models' own numbers: the first emitted token must follow the target."""
     params = SamplingParams(temperature=1.0, top_k=12)
-    scores = truncate(logits[-1:], params)
+    scores = truncate(logits[-1:], Cut.of(params))
     likeliest = int(scores.argmax())
     yield _chi_square("rejection, a fixed draft token", scores, None, lambda keys: torch.full((DRAWS,), likeliest))
     if models.draft is not None and models.draft.decoder.head_ids is None:
         width = scores.shape[1]
-        guess = truncate(_all_logits(models.draft, ids, len(ids))[-1:, :width], params)
+        guess = truncate(_all_logits(models.draft, ids, len(ids))[-1:, :width], Cut.of(params))
         q = guess.softmax(dim=1)
         yield _chi_square(
             "rejection, drafts sampled from the draft model",

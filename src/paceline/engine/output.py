@@ -34,7 +34,7 @@ class Output:
     @classmethod
     def of(cls, tokenizer: Tokenizer | None, params: SamplingParams, eos_ids: tuple[int, ...]) -> Output:
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos_ids))
-        detokenizer = None if tokenizer is None else Detokenizer(tokenizer)
+        detokenizer = None if tokenizer is None else Detokenizer(tokenizer, continues=True)
         scanner = StopScanner(params.stop) if params.stop else None
         return cls(_detokenizer=detokenizer, _scanner=scanner, _ends=ends)
 

@@ -73,7 +73,9 @@ class ModelConfig:
 
 def config_from_hf(raw: Mapping[str, Any]) -> ModelConfig:
     """Read a Hugging Face `config.json`. Raises PacelineError for an architecture outside the family list."""
-    raw = raw.get("text_config") or raw
+    if raw.get("text_config"):
+        # A multimodal model's end tokens stand outside its text part.
+        raw = dict(raw["text_config"]) | {k: raw[k] for k in ("eos_token_id", "bos_token_id") if raw.get(k) is not None}
     family = str(raw.get("model_type", ""))
     reader = _READERS.get(family)
     if reader is None:
@@ -166,6 +168,7 @@ def _llama(raw: Mapping[str, Any]) -> ModelConfig:
 
 
 def _mistral(raw: Mapping[str, Any]) -> ModelConfig:
+    raw = {"sliding_window": 4096, **raw}
     return ModelConfig(**_gated_rms(raw) | {"rope": _rope(raw)} | _window(raw))
 
 
@@ -181,8 +184,23 @@ def _qwen3(raw: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**_gated_rms(raw) | flags | _window(raw))
 
 
+# Published configs (google/gemma-3-4b-it) leave out whatever equals these.
+_GEMMA3_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 131_072,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "rope_theta": 1_000_000.0,
+    "sliding_window": 4096,
+    "tie_word_embeddings": True,
+}
+
+
 def _gemma3(raw: Mapping[str, Any]) -> ModelConfig:
-    raw = {"tie_word_embeddings": True, **raw}
+    raw = {**_GEMMA3_DEFAULTS, **raw}
     layers = int(raw["num_hidden_layers"])
     pattern = int(raw.get("sliding_window_pattern") or raw.get("_sliding_window_pattern") or 6)
     kinds = raw.get("layer_types") or [

@@ -46,6 +46,17 @@ class Chain:
     def drafted(self) -> Tensor:
         return torch.stack(self.tokens) if self.tokens else NO_DRAFT.tokens
 
+    def noise_key(self) -> tuple[int, int]:
+        purpose = Purpose.SAMPLE if self.view.params.coupled else Purpose.DRAFT
+        return key(self.view.seed, len(self.view.tokens) + len(self.tokens), purpose)
+
+    def trust(self, confidence: float, stop_below: float) -> None:
+        """Note the draft's own probability of the token just drawn; end here if the whole chain became unlikely."""
+        self.confidence.append(confidence)
+        self.survival *= confidence
+        if self.survival < stop_below:
+            self.budget = len(self.tokens)
+
     def finish(self) -> Draft:
         if not self.tokens:
             return NO_DRAFT
@@ -173,21 +184,24 @@ class DraftModelProposer:
         return transform(scores, spans)
 
     def _draw(self, chains: list[Chain], scores: Tensor) -> None:
-        for chain, row in zip(chains, scores, strict=True):
-            params = chain.view.params
-            token = row.argmax() if params.greedy else self._sample(chain, row)
-            chain.tokens.append(token)
-            if not params.coupled:
-                chain.q.append(row.softmax(dim=0))
-            if self.stop_below > 0:
-                confidence = float((row[token] - row.logsumexp(dim=0)).exp())
-                chain.confidence.append(confidence)
-                chain.survival *= confidence
-                if chain.survival < self.stop_below:
-                    chain.budget = len(chain.tokens)
+        """One token for every chain from its row of scores [B, V]."""
+        tokens = self._choose(chains, scores)
+        q = None if all(chain.view.params.coupled for chain in chains) else scores.softmax(dim=1)
+        for b, chain in enumerate(chains):
+            chain.tokens.append(tokens[b])
+            if q is not None and not chain.view.params.coupled:
+                chain.q.append(q[b])
+        if self.stop_below > 0:
+            own = scores.gather(1, tokens[:, None]).squeeze(1) - scores.logsumexp(dim=1)
+            for chain, confidence in zip(chains, own.exp().tolist(), strict=True):
+                chain.trust(confidence, self.stop_below)
 
-    def _sample(self, chain: Chain, row: Tensor) -> Tensor:
+    def _choose(self, chains: list[Chain], scores: Tensor) -> Tensor:
         """Coupled drafts share the target's noise, which makes them agree; rejection needs noise of its own."""
-        purpose = Purpose.SAMPLE if chain.view.params.coupled else Purpose.DRAFT
-        words = key(chain.view.seed, len(chain.view.tokens) + len(chain.tokens), purpose)
-        return sample(row[None], send(torch.tensor([words]), row.device))[0]
+        tokens = scores.argmax(dim=1)
+        sampled = [b for b, chain in enumerate(chains) if not chain.view.params.greedy]
+        if sampled:
+            words = send(torch.tensor([chains[b].noise_key() for b in sampled]), scores.device)
+            rows = send(torch.tensor(sampled), scores.device)
+            tokens[rows] = sample(scores[rows], words)
+        return tokens

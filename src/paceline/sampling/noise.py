@@ -12,6 +12,7 @@ MASK = 0xFFFFFFFF
 # u lies in [2^-33, 1 - 2^-33], so a Gumbel draw lies in [-3.14, 22.88]: a token whose score is further than this
 # below the best can never win the argmax.
 REACH = 26.1
+SMALL = 2048  # vocabularies under this get noise for every token at once
 
 
 class Purpose(IntEnum):
@@ -45,9 +46,9 @@ def gumbel(keys: Tensor, index: Tensor) -> Tensor:
 def sample(scores: Tensor, keys: Tensor) -> Tensor:
     """argmax over v of scores[r, v] + Gumbel(keys[r], v): an exact draw from softmax(scores) for each row [R, V].
 
-    On the CPU only the tokens that can still win get noise; an accelerator gives it to all. Same result.
+    A large vocabulary on the CPU: only the tokens that can still win get noise. Same result.
     """
-    if scores.device.type != "cpu":
+    if scores.device.type != "cpu" or scores.shape[1] < SMALL:
         index = torch.arange(scores.shape[1], device=scores.device)
         return (scores.double() + gumbel(keys[:, None, :], index)).argmax(dim=1)
     return torch.stack([_sample_row(row, key) for row, key in zip(scores, keys, strict=True)])
@@ -67,7 +68,7 @@ def _splitmix(state: int) -> int:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """A bijection of 32-bit words with full avalanche (Wellons' lowbias32), in int64 so that products do not overflow."""
+    """A bijection of 32-bit words with full avalanche (Wellons' lowbias32); int64 holds the products."""
     bits = (bits ^ bits >> 16) * 0x7FEB352D & MASK
     bits = (bits ^ bits >> 15) * 0x846CA68B & MASK
     return bits ^ bits >> 16

@@ -85,7 +85,11 @@ class SamplingParams:
     @property
     def plain_argmax(self) -> bool:
         """The chain leaves logits as they are: greedy with nothing that moves the maximum."""
-        return self.greedy and not (self.penalised or self.logit_bias or self.processors)
+        return self.greedy and not self.adjusts_logits
+
+    @property
+    def adjusts_logits(self) -> bool:
+        return self.penalised or bool(self.logit_bias) or bool(self.processors)
 
 
 def _no_nan(bias: Mapping[int, float]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,30 +45,45 @@ def transform(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
     if all(span.params.plain_argmax for span in spans):
         return logits
     scores = logits.clone()
+    alike: dict[Cut, list[RowSpan]] = {}
     for span in spans:
-        scores[span.rows] = transform_span(scores[span.rows], span)
+        if span.params.adjusts_logits:
+            scores[span.rows] = adjust(scores[span.rows], span)
+        if not span.params.greedy:
+            alike.setdefault(Cut.of(span.params), []).append(span)
+    for cut, members in alike.items():
+        rows = torch.cat([torch.arange(m.start, m.start + m.count) for m in members]).to(scores.device)
+        scores[rows] = truncate(scores[rows], cut)
     return scores
 
 
-def transform_span(scores: Tensor, span: RowSpan) -> Tensor:
-    """The whole chain for one sequence's rows [count, V]."""
+def adjust(scores: Tensor, span: RowSpan) -> Tensor:
+    """Processors, bias and penalties for one sequence's rows [count, V], each with its own history."""
     params = span.params
     if params.processors:
         scores = _process(scores, span)
     if params.logit_bias:
-        ids = torch.tensor([t for t in params.logit_bias if t < scores.shape[1]], device=scores.device)
-        bias = torch.tensor([params.logit_bias[int(t)] for t in ids.tolist()], device=scores.device)
-        scores = scores.index_add(1, ids, bias.expand(scores.shape[0], -1))
-    if params.penalised:
-        scores = _penalise(scores, span)
-    if params.greedy:
-        return scores
+        scores = scores + _bias(params, scores)
+    return _penalise(scores, span) if params.penalised else scores
+
+
+class Cut(NamedTuple):
+    """The part of the chain that looks at one row alone; rows that share it are cut together."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+
+    @classmethod
+    def of(cls, params: SamplingParams) -> Cut:
+        return cls(params.temperature, params.top_k, params.top_p, params.min_p)
+
+
+def truncate(scores: Tensor, params: Cut) -> Tensor:
+    """Temperature, top_k, top_p, min_p in this order, each on what the one before left; rows [R, V]."""
     # The maximum goes first, so that a tiny temperature overflows to -inf below it and never to inf.
-    return truncate((scores - scores.amax(dim=1, keepdim=True)) / params.temperature, params)
-
-
-def truncate(scores: Tensor, params: SamplingParams) -> Tensor:
-    """top_k, then top_p, then min_p, each on what the one before left."""
+    scores = (scores - scores.amax(dim=1, keepdim=True)) / params.temperature
     if 0 < params.top_k < scores.shape[1]:
         kth = scores.topk(params.top_k, dim=1).values[:, -1:]
         scores = scores.masked_fill(scores < kth, NEVER)
@@ -93,6 +109,14 @@ def _nucleus_edge(scores: Tensor, top_p: float) -> Tensor:
             kept = (before < top_p).sum(dim=1, keepdim=True).clamp_min(1)
             return ranked.gather(1, kept - 1)
         first = min(width, first * 16)
+
+
+def _bias(params: SamplingParams, scores: Tensor) -> Tensor:
+    row = scores.new_zeros(scores.shape[1])
+    for token, value in params.logit_bias.items():
+        if token < row.shape[0]:
+            row[token] = value
+    return row
 
 
 def _process(scores: Tensor, span: RowSpan) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rejection verification (Leviathan et al. 2023, algorithm 1; Chen et al. 2023): the largest acceptance that is exact."""
+"""Rejection verification (Leviathan et al. 2023, algorithm 1; Chen et al. 2023): the most that can be accepted."""
 
 from __future__ import annotations
 

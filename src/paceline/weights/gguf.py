@@ -44,7 +44,7 @@ class GGUFSource:
         self.path = path
         self._reader = open_gguf(path)
         self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        self.architecture = str(self._field("general.architecture"))
+        self.architecture = str(self._required("general.architecture"))
         if self.architecture not in _FAMILIES:
             known = ", ".join(_FAMILIES)
             raise PacelineError(f"unsupported architecture '{self.architecture}' in {path}; GGUF support: {known}")
@@ -59,9 +59,7 @@ class GGUFSource:
     def get(self, name: str) -> Tensor:
         from gguf.quants import dequantize
 
-        stored = self._tensors.get(self._gguf_name(name))
-        if stored is None:
-            raise PacelineError(f"tensor '{self._gguf_name(name)}' is missing in {self.path}")
+        stored = self._stored(self._gguf_name(name))
         try:
             values = dequantize(stored.data, stored.tensor_type)
         except NotImplementedError:
@@ -71,6 +69,12 @@ class GGUFSource:
             heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
             tensor = unpermute(tensor, heads)
         return tensor
+
+    def _stored(self, name: str) -> Any:
+        stored = self._tensors.get(name)
+        if stored is None:
+            raise PacelineError(f"tensor '{name}' is missing in {self.path}")
+        return stored
 
     def _gguf_name(self, name: str) -> str:
         module, _, kind = name.rpartition(".")
@@ -84,24 +88,38 @@ class GGUFSource:
         field = self._reader.get_field(key)
         return default if field is None else field.contents()
 
+    def _required(self, key: str) -> Any:
+        value = self._field(key)
+        if value is None:
+            raise PacelineError(f"metadata '{key}' is missing in {self.path}; fetch or convert the file again")
+        return value
+
+    def _size(self, key: str) -> int:
+        value = self._required(f"{self.architecture}.{key}")
+        if isinstance(value, list) and len(set(value)) == 1:
+            value = value[0]
+        if not isinstance(value, int):
+            raise PacelineError(f"unsupported '{self.architecture}.{key}' of {value} in {self.path}; one integer needed")
+        return value
+
     def _arch(self, key: str, default: Any = None) -> Any:
         return self._field(f"{self.architecture}.{key}", default)
 
     def _hf_config(self) -> dict[str, Any]:
-        heads = int(self._arch("attention.head_count"))
-        hidden = int(self._arch("embedding_length"))
+        heads, hidden = self._size("attention.head_count"), self._size("embedding_length")
         head_dim = int(self._arch("attention.key_length", hidden // heads))
+        kv = "attention.head_count_kv"
         raw: dict[str, Any] = {
             "model_type": "gemma3_text" if self.architecture == "gemma3" else self.architecture,
-            "vocab_size": int(self._tensors["token_embd.weight"].shape[1]),
+            "vocab_size": int(self._stored("token_embd.weight").shape[1]),
             "hidden_size": hidden,
-            "num_hidden_layers": int(self._arch("block_count")),
+            "num_hidden_layers": self._size("block_count"),
             "num_attention_heads": heads,
-            "num_key_value_heads": int(self._arch("attention.head_count_kv", heads)),
+            "num_key_value_heads": heads if self._arch(kv) is None else self._size(kv),
             "head_dim": head_dim,
-            "intermediate_size": int(self._arch("feed_forward_length")),
-            "max_position_embeddings": int(self._arch("context_length")),
-            "rms_norm_eps": float(self._arch("attention.layer_norm_rms_epsilon")),
+            "intermediate_size": self._size("feed_forward_length"),
+            "max_position_embeddings": self._size("context_length"),
+            "rms_norm_eps": float(self._required(f"{self.architecture}.attention.layer_norm_rms_epsilon")),
             "tie_word_embeddings": "output.weight" not in self._tensors,
             "attention_bias": self.architecture == "llama" and "blk.0.attn_q.bias" in self._tensors,
             "eos_token_id": self._field("tokenizer.ggml.eos_token_id"),
@@ -129,12 +147,12 @@ class GGUFSource:
     def _gemma3(self, head_dim: int) -> dict[str, Any]:
         full = self._rope()
         # Gemma 3 27B divides by hidden / heads instead of the head's own width.
-        layers, heads, hidden = (self._arch(k) for k in ("block_count", "attention.head_count", "embedding_length"))
-        scalar = hidden // heads if int(layers) == 62 else head_dim
-        local = {"rope_type": "default", "rope_theta": 10_000.0}
+        layers, heads, hidden = (self._size(k) for k in ("block_count", "attention.head_count", "embedding_length"))
+        scalar = hidden // heads if layers == 62 else head_dim
+        local = {"rope_type": "default", "rope_theta": float(self._arch("rope.freq_base_swa", 10_000.0))}
         return {
             "hidden_activation": "gelu_pytorch_tanh",
-            "sliding_window": int(self._arch("attention.sliding_window")),
+            "sliding_window": self._size("attention.sliding_window"),
             "query_pre_attn_scalar": scalar,
             "rope_parameters": {"full_attention": full, "sliding_attention": local},
         }

@@ -35,7 +35,7 @@ def resolve(name: str, *, progress: bool = False) -> Checkpoint:
         raise PacelineError(f"cannot read '{name}': no such file or directory")
     if name.count("/") in (1, 2):
         return _from_hub(name)
-    close = difflib.get_close_matches(name, PRESETS, n=1)
+    close = difflib.get_close_matches(name.lower(), PRESETS, n=1)
     hint = f"did you mean '{close[0]}'? " if close else ""
     known = ", ".join(PRESETS)
     raise PacelineError(
@@ -45,13 +45,12 @@ def resolve(name: str, *, progress: bool = False) -> Checkpoint:
 
 def _from_hub(name: str) -> Checkpoint:
     from huggingface_hub import hf_hub_download, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         if name.endswith(".gguf"):
             repo, _, file = name.rpartition("/")
             return Checkpoint(name, Path(hf_hub_download(repo, file)), "gguf")
         return Checkpoint(name, Path(snapshot_download(name, allow_patterns=HUB_FILES)), "directory")
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:  # the hub client raises its own, its HTTP library's and the system's errors
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise PacelineError(f"cannot fetch '{name}' from the hub: {reason}; check the name and the network") from None

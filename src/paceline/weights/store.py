@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,14 @@ def fingerprint(checkpoint: Checkpoint) -> str:
 def load_converted(key: str, precision: str) -> Converted | None:
     """What `save_converted` stored under this key, or None; a file that cannot be read counts as absent."""
     path = _path(key, precision)
-    if not path.exists():
-        return None
     try:
+        if not path.exists():
+            return None
         handle: Any = safe_open(str(path), framework="pt")
         meta = handle.metadata()
         tensors = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
         return Converted(_CONFIG.validate_json(meta["config"]), meta["quantized"] == "True", tensors)
-    except (SafetensorError, OSError, KeyError, ValueError):
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError):  # TypeError: no metadata at all
         return None
 
 
@@ -68,7 +69,8 @@ def save_converted(key: str, backend: Backend, converted: Converted) -> None:
         save_file(dict(converted.tensors), str(partial), metadata=meta)
         partial.replace(path)
     except (OSError, SafetensorError):
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def _path(key: str, precision: str) -> Path:

@@ -1,0 +1,145 @@
+"""At any temperature the answers follow the target's own joint law, whatever drafts; planted bugs are caught."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from lab import PROMPT, FixedProposer, draft_proposer, engine, exact_law, model, p_value, sample_outputs
+from torch import Tensor
+
+from paceline.engine import verification
+from paceline.propose.base import Proposer
+from paceline.propose.draft_model import DraftModelProposer
+from paceline.propose.ngram import NgramProposer
+from paceline.propose.none import NoProposer
+from paceline.sampling.params import SamplingParams
+from paceline.types import Draft, View
+from paceline.verify.rejection import verify_rejection
+from paceline.verify.rows import Rows
+from paceline.weights.load import LoadedModel
+
+LENGTH = 3
+DRAWS = 1500
+SIGNIFICANT = 1e-4  # seeds are fixed: a sound build passes every time, at these many tests once in a hundred builds not
+
+CHAINS = {
+    "temperature": SamplingParams(temperature=1.1, max_tokens=LENGTH),
+    "top_k": SamplingParams(temperature=0.9, top_k=3, max_tokens=LENGTH),
+    "top_p": SamplingParams(temperature=1.3, top_p=0.8, max_tokens=LENGTH),
+    "min_p": SamplingParams(temperature=1.2, min_p=0.15, max_tokens=LENGTH),
+    "penalties and bias": SamplingParams(
+        temperature=1.0, repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.5,
+        logit_bias={0: 1.0, 3: -0.7}, max_tokens=LENGTH,
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def target() -> LoadedModel:
+    return model(0)
+
+
+def proposer_of(kind: str, target: LoadedModel) -> Proposer:
+    drafts = {
+        "draft equal to the target": model(0),
+        "draft independent of it": model(7),
+        "adversarial draft": model(0, sharpness=-1.5),
+        "overconfident draft": model(0, sharpness=4.0),
+    }
+    if kind in drafts:
+        return draft_proposer(target, drafts[kind])
+    if kind == "ngram":
+        return NgramProposer(n_min=1, growth=4)
+    if kind == "deterministic":
+        return FixedProposer(lambda tokens: [(tokens[-1] + i) % 6 for i in range(1, 5)])
+    return NoProposer()
+
+
+KINDS = [
+    "draft equal to the target", "draft independent of it", "adversarial draft", "overconfident draft", "ngram",
+    "deterministic",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("verify", ["rejection", "coupled"])
+@pytest.mark.parametrize("kind", [*KINDS, "none"])
+def test_joint_law_of_three_tokens_is_the_targets(kind: str, verify: str, target: LoadedModel) -> None:
+    for k in (1, 2, 4):
+        params = SamplingParams(temperature=1.1, top_p=0.95, max_tokens=LENGTH, verify=verify)  # type: ignore[arg-type]
+        outcomes = sample_outputs(engine(target, proposer_of(kind, target), k=k), params, DRAWS)
+        assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT
+
+
+@pytest.mark.parametrize("chain", CHAINS)
+@pytest.mark.parametrize("kind", ["draft independent of it", "deterministic"])
+def test_every_part_of_the_chain_is_exact_under_rejection(kind: str, chain: str, target: LoadedModel) -> None:
+    params = SamplingParams(**{**vars(CHAINS[chain]), "verify": "rejection"})
+    outcomes = sample_outputs(engine(target, proposer_of(kind, target), k=3), params, DRAWS)
+    assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT
+
+
+def always_accept(scores: Tensor, rows: Rows, q: Tensor | None, u: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    return verify_rejection(scores, rows, q, torch.zeros_like(u), keys)
+
+
+def resample_from_p(scores: Tensor, rows: Rows, q: Tensor | None, u: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+    accepted, _ = verify_rejection(scores, rows, q, u, keys)
+    last = rows.index.gather(1, accepted[:, None]).squeeze(1)
+    from paceline.sampling.noise import sample
+
+    return accepted, sample(scores[last], keys[last])
+
+
+@pytest.mark.parametrize("bug", [always_accept, resample_from_p])
+@pytest.mark.parametrize("kind", ["draft independent of it", "deterministic"])
+def test_a_planted_verification_bug_is_caught(
+    bug: object, kind: str, target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "verify_rejection", bug)
+    params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
+    outcomes = sample_outputs(engine(target, proposer_of(kind, target), k=2), params, DRAWS)
+    assert p_value(outcomes, exact_law(target, params, LENGTH)) < 1e-8
+
+
+class DropsWeakTokens(DraftModelProposer):
+    """The planted bug: a sampled token is not verified because its own probability is low."""
+
+    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        kept = []
+        for draft in super().propose(views, budgets):
+            own = [] if draft.q is None else [float(q[t]) for q, t in zip(draft.q, draft.tokens, strict=True)]
+            kept.append(draft.head(next((i for i, value in enumerate(own) if value < 0.25), len(own))))
+        return kept
+
+
+def test_dropping_a_sampled_token_for_its_own_probability_is_caught(target: LoadedModel) -> None:
+    honest = draft_proposer(target, model(0))
+    biased = DropsWeakTokens(honest.model, honest.pool, vocab_size=6, width=6, stop_below=0.0)
+    params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
+    outcomes = sample_outputs(engine(target, biased, k=2), params, DRAWS)
+    assert p_value(outcomes, exact_law(target, params, LENGTH)) < 1e-8
+
+
+def test_stopping_after_a_weak_token_is_exact(target: LoadedModel) -> None:
+    """What `stop_below` does: the weak token itself is verified."""
+    honest = draft_proposer(target, model(7))
+    stopping = DraftModelProposer(honest.model, honest.pool, vocab_size=6, width=6, stop_below=0.3)
+    params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
+    outcomes = sample_outputs(engine(target, stopping, k=4), params, DRAWS)
+    assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT
+
+
+def test_a_user_processor_is_exact_under_speculation(target: LoadedModel) -> None:
+    """It sees each row's own history, drafts included: here no token may follow itself."""
+
+    def no_repeat(logits: Tensor, history: Sequence[int]) -> Tensor:
+        banned = logits.clone()
+        banned[history[-1]] = float("-inf")
+        return banned
+
+    params = SamplingParams(temperature=1.0, max_tokens=LENGTH, verify="rejection", processors=(no_repeat,))
+    outcomes = sample_outputs(engine(target, draft_proposer(target, model(7)), k=3), params, DRAWS)
+    assert all(a != b for o in outcomes for a, b in zip((PROMPT[-1], *o), o, strict=False))
+    assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT

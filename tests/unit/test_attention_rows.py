@@ -1,0 +1,139 @@
+"""A row's attention has the same bits however many rows are computed with it; both kernels agree."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.cache.pool import BlockPool, SequenceCache
+from paceline.model.attention import PaddedAttention, RowInvariantAttention, Span
+from paceline.model.config import ModelConfig
+
+CPU = torch.device("cpu")
+LENGTH = 1100  # past the 64-position buckets, and past the 512-key blocks of PyTorch's kernel, twice
+WINDOW = 100
+FULL, SLIDING = 0, 1  # layers
+HEADS = [(4, 4, 64), (4, 2, 128), (9, 3, 64), (4, 1, 256), (12, 2, 128), (14, 2, 64), (2, 1, 256), (3, 1, 128)]
+COUNTS = [*range(1, 21), 24, 31, 32, 33, 47, 48, 63, 64, 65, 100, 192]
+STARTS = [0, 1, 50, 63, 64, 440, 500, 511, 512, 900]
+
+
+@pytest.fixture(autouse=True, params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@cache
+def config_of(heads: int, kv_heads: int, head_dim: int) -> ModelConfig:
+    return ModelConfig(
+        family="llama", vocab_size=8, hidden_size=heads * head_dim, num_layers=2, num_heads=heads,
+        num_kv_heads=kv_heads, head_dim=head_dim, intermediate_size=8, max_positions=4096,
+        sliding_window=WINDOW, sliding_layers=(False, True),
+    )  # fmt: skip
+
+
+class Filled:
+    """One sequence of LENGTH positions with random keys, values and queries; every other slot of the pool is stale."""
+
+    def __init__(self, shape: tuple[int, int, int], *, scattered: bool) -> None:
+        self.config = config_of(*shape)
+        self.pool = BlockPool(self.config, 160, CPU, torch.float32)
+        random = torch.Generator().manual_seed(0)
+        for store in (*self.pool.keys, *self.pool.values):
+            store.normal_(generator=random, std=20.0)
+        self.cache = scattered_cache(self.pool) if scattered else self.pool.open([], room=LENGTH)
+        slots = self.cache.slot_table(LENGTH)
+        for store in (*self.pool.keys, *self.pool.values):
+            store[slots] = torch.randn(LENGTH, *store.shape[1:], generator=random)
+        self.queries = torch.randn(LENGTH, self.config.num_heads, self.config.head_dim, generator=random)
+
+    def attend(self, layer: int, pieces: Iterable[tuple[int, int]], kind: type = RowInvariantAttention) -> Tensor:
+        """One call for `(position, count)` pieces, as a flat batch."""
+        spans, rows, at = [], [], 0
+        for position, count in pieces:
+            spans.append(Span(self.cache, at, count, position))
+            rows.append(self.queries[position : position + count])
+            at += count
+        result: Tensor = kind(self.config, spans, CPU)(layer, torch.cat(rows), self.pool)
+        return result
+
+    def alone(self, layer: int) -> Tensor:
+        """Every row computed by itself."""
+        return torch.cat([self.attend(layer, [(position, 1)]) for position in range(LENGTH)])
+
+
+def scattered_cache(pool: BlockPool) -> SequenceCache:
+    """Consecutive in places only: another sequence grows in between now and then."""
+    cache, other = pool.open([], room=1), pool.open([], room=1)
+    for room in range(16, LENGTH + 16, 16):
+        cache.reserve(room)
+        if room % 48 == 0:
+            other.reserve(room // 3)
+    assert isinstance(cache.slots(LENGTH), Tensor)
+    return cache
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("shape", HEADS)
+def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int, int], scattered: bool, threads: int) -> None:
+    filled = Filled(shape, scattered=scattered)
+    for layer in (FULL, SLIDING):
+        alone = filled.alone(layer)
+        for start in STARTS:
+            for count in COUNTS[start % 3 :: 3] if threads == 2 else COUNTS:
+                together = filled.attend(layer, [(start, count)])
+                different = (together != alone[start : start + count]).any(dim=1)
+                assert not different.any(), f"layer {layer}: {count} rows from {start} differ at {different.nonzero()}"
+
+
+@pytest.mark.parametrize("shape", HEADS)
+def test_scattered_blocks_give_the_bits_of_contiguous_ones(shape: tuple[int, int, int]) -> None:
+    for layer in (FULL, SLIDING):
+        together = [Filled(shape, scattered=s).attend(layer, [(490, 40)]) for s in (False, True)]
+        assert torch.equal(*together)
+
+
+@pytest.mark.parametrize("shape", HEADS)
+def test_ragged_batch_gives_the_bits_of_single_sequences(shape: tuple[int, int, int]) -> None:
+    filled = Filled(shape, scattered=False)
+    pieces = [(0, 5), (60, 9), (511, 3), (700, 1), (3, 1), (1000, 70)]
+    for layer in (FULL, SLIDING):
+        single = torch.cat([filled.attend(layer, [piece]) for piece in pieces])
+        assert torch.equal(filled.attend(layer, pieces), single)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("shape", HEADS)
+def test_padded_attention_agrees(shape: tuple[int, int, int], scattered: bool) -> None:
+    filled = Filled(shape, scattered=scattered)
+    pieces = [(0, 5), (60, 9), (700, 1), (3, 1), (500, 40)]
+    for layer in (FULL, SLIDING):
+        rows = filled.attend(layer, pieces)
+        padded = filled.attend(layer, pieces, PaddedAttention)
+        assert (rows - padded).abs().max() <= 1e-5
+
+
+@pytest.mark.parametrize("kind", [RowInvariantAttention, PaddedAttention])
+@pytest.mark.parametrize("shape", HEADS)
+def test_against_the_definition(shape: tuple[int, int, int], kind: type) -> None:
+    """softmax(q k / sqrt(d)) v in fp64 over the visible positions, one row and head at a time."""
+    filled = Filled(shape, scattered=True)
+    heads, kv_heads, dim = shape
+    table = filled.cache.slot_table(LENGTH)
+    for layer, window in ((FULL, LENGTH), (SLIDING, WINDOW)):
+        keys, values = (store[layer][table].double() for store in (filled.pool.keys, filled.pool.values))
+        got = filled.attend(layer, [(98, 5), (510, 4)], kind).view(9, heads, dim)
+        for row, position in enumerate([*range(98, 103), *range(510, 514)]):
+            first = max(0, position + 1 - window)
+            for head in range(heads):
+                of = head * kv_heads // heads
+                scores = keys[first : position + 1, of] @ filled.queries[position, head].double() * dim**-0.5
+                expected = scores.softmax(0) @ values[first : position + 1, of]
+                assert (got[row, head] - expected).abs().max() < 1e-5
