@@ -26,7 +26,8 @@ from paceline.propose.draft_model import DraftModelProposer
 from paceline.sampling.params import SamplingParams
 from paceline.sampling.transform import RowSpan, transform
 from paceline.text.tokenizer import Tokenizer
-from paceline.types import NO_DRAFT, Draft, Sequence as Request, Verdict, View
+from paceline.types import NO_DRAFT, Draft, Verdict, View
+from paceline.types import Sequence as Request
 from paceline.weights.assemble import assemble
 from paceline.weights.convert import convert
 from paceline.weights.load import LoadedModel
@@ -76,7 +77,9 @@ def letters(count: int, eos: tuple[int, ...] = ()) -> Tokenizer:
     return Tokenizer(backend, eos_ids=eos)
 
 
-def model(seed: int = 0, *, sharpness: float = 1.0, eos: tuple[int, ...] = (), config: ModelConfig = CONFIG) -> LoadedModel:
+def model(
+    seed: int = 0, *, sharpness: float = 1.0, eos: tuple[int, ...] = (), config: ModelConfig = CONFIG
+) -> LoadedModel:
     source = RandomSource(seed, sharpness, config)
     tensors = dict(convert(source, FP32))
     tensors["head.weight"] = tensors["head.weight"] * sharpness
@@ -90,7 +93,12 @@ def pool_for(loaded: LoadedModel, blocks: int = 4096, block_size: int = 4) -> Bl
 
 def draft_proposer(target: LoadedModel, draft: LoadedModel) -> DraftModelProposer:
     return DraftModelProposer(
-        draft, pool_for(draft), vocab_size=target.vocab_size, width=target.config.vocab_size, stop_below=0.0, prefill_chunk=8
+        draft,
+        pool_for(draft),
+        vocab_size=target.vocab_size,
+        width=target.config.vocab_size,
+        stop_below=0.0,
+        prefill_chunk=8,
     )
 
 
@@ -118,7 +126,9 @@ class FixedProposer:
         pass
 
 
-def engine(target: LoadedModel, proposer: Proposer, *, k: int | None = 3, max_batch: int = 256, chunk: int = 64) -> Engine:
+def engine(
+    target: LoadedModel, proposer: Proposer, *, k: int | None = 3, max_batch: int = 256, chunk: int = 64
+) -> Engine:
     config = EngineConfig(max_batch=max_batch, prefill_chunk=chunk, max_prefill_rows=4096)
     return Engine(target, proposer, pool_for(target), Controller(fixed=k), config)
 
@@ -136,7 +146,9 @@ def output(request: Request) -> list[int]:
     return request.tokens[request.prompt_length :]
 
 
-def sample_outputs(machine: Engine, params: SamplingParams, draws: int, prompt: Sequence[int] = PROMPT) -> list[tuple[int, ...]]:
+def sample_outputs(
+    machine: Engine, params: SamplingParams, draws: int, prompt: Sequence[int] = PROMPT
+) -> list[tuple[int, ...]]:
     """`draws` independent answers to one prompt, seeds 0, 1, 2, ..."""
     several = [replace(params, seed=seed) for seed in range(draws)]
     return [tuple(output(request)) for request in run(machine, [prompt] * draws, several)]
@@ -154,7 +166,9 @@ def next_distribution(target: LoadedModel, tokens: Sequence[int], params: Sampli
     return transform(logits, [span]).softmax(dim=1)[0].double()
 
 
-def exact_law(target: LoadedModel, params: SamplingParams, length: int, prompt: Sequence[int] = PROMPT) -> dict[tuple[int, ...], float]:
+def exact_law(
+    target: LoadedModel, params: SamplingParams, length: int, prompt: Sequence[int] = PROMPT
+) -> dict[tuple[int, ...], float]:
     """Probability of every continuation of `length` tokens, by enumeration."""
     law: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(length):

@@ -18,15 +18,17 @@ LENGTH = 1100  # past the 64-position buckets, and past the 512-key blocks of Py
 WINDOW = 100
 FULL, SLIDING = 0, 1  # layers
 HEADS = [(4, 4, 64), (4, 2, 128), (9, 3, 64), (4, 1, 256), (12, 2, 128), (14, 2, 64), (2, 1, 256), (3, 1, 128)]
-COUNTS = [*range(1, 21), 24, 31, 32, 33, 47, 48, 63, 64, 65, 100, 192]
-STARTS = [0, 1, 50, 63, 64, 440, 500, 511, 512, 900]
+COUNTS = [*range(1, 20), 31, 32, 33, 34, 47, 64, 65, 130]
+STARTS = [0, 1, 50, 63, 64, 440, 509, 512, 900]
+REACH = [position for start in STARTS for position in range(start, start + max(COUNTS))]
 
 
-@pytest.fixture(autouse=True, params=[1, 2])
-def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Much quicker beside other busy processes; two threads have a test of their own."""
     before = torch.get_num_threads()
-    torch.set_num_threads(request.param)
-    yield request.param
+    torch.set_num_threads(1)
+    yield
     torch.set_num_threads(before)
 
 
@@ -65,8 +67,11 @@ class Filled:
         return result
 
     def alone(self, layer: int) -> Tensor:
-        """Every row computed by itself."""
-        return torch.cat([self.attend(layer, [(position, 1)]) for position in range(LENGTH)])
+        """Rows computed by themselves, at their positions; those out of REACH are left zero."""
+        rows = torch.zeros(LENGTH, self.config.num_heads * self.config.head_dim)
+        for position in set(REACH):
+            rows[position] = self.attend(layer, [(position, 1)])[0]
+        return rows
 
 
 def scattered_cache(pool: BlockPool) -> SequenceCache:
@@ -80,17 +85,33 @@ def scattered_cache(pool: BlockPool) -> SequenceCache:
     return cache
 
 
-@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("layer", [FULL, SLIDING])
 @pytest.mark.parametrize("shape", HEADS)
-def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int, int], scattered: bool, threads: int) -> None:
-    filled = Filled(shape, scattered=scattered)
-    for layer in (FULL, SLIDING):
-        alone = filled.alone(layer)
-        for start in STARTS:
-            for count in COUNTS[start % 3 :: 3] if threads == 2 else COUNTS:
-                together = filled.attend(layer, [(start, count)])
-                different = (together != alone[start : start + count]).any(dim=1)
-                assert not different.any(), f"layer {layer}: {count} rows from {start} differ at {different.nonzero()}"
+def test_rows_have_the_same_bits_in_any_company(shape: tuple[int, int, int], layer: int) -> None:
+    assert_rows_invariant(Filled(shape, scattered=False), layer, STARTS, COUNTS)
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 64), (12, 2, 128)])
+def test_rows_have_the_same_bits_in_scattered_blocks(shape: tuple[int, int, int]) -> None:
+    assert_rows_invariant(Filled(shape, scattered=True), FULL, [1, 63, 509], COUNTS[::2])
+
+
+@pytest.mark.parametrize("shape", [(9, 3, 64), (4, 1, 256)])
+def test_rows_have_the_same_bits_with_two_threads(shape: tuple[int, int, int]) -> None:
+    filled = Filled(shape, scattered=False)
+    alone = filled.alone(FULL)
+    torch.set_num_threads(2)
+    for count in (1, 2, 3, 5, 8, 33):
+        assert torch.equal(filled.attend(FULL, [(500, count)]), alone[500 : 500 + count])
+
+
+def assert_rows_invariant(filled: Filled, layer: int, starts: Iterable[int], counts: Iterable[int]) -> None:
+    alone, counts = filled.alone(layer), list(counts)
+    for start in starts:
+        for count in counts:
+            together = filled.attend(layer, [(start, count)])
+            different = (together != alone[start : start + count]).any(dim=1).nonzero().flatten().tolist()
+            assert not different, f"{count} rows from {start}: rows {different} differ from the same rows alone"
 
 
 @pytest.mark.parametrize("shape", HEADS)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stderr
 from dataclasses import dataclass, field
+from io import StringIO
 from typing import Any
 
 import torch
@@ -26,7 +28,7 @@ class TokenTimes:
     An assisted step brings several tokens at once, the first step too: the rate is of what came after the first step.
     """
 
-    started: float = field(default_factory=time.perf_counter)
+    started: float
     token_ids: list[int] = field(default_factory=list)
     in_first_step: int = 0
     first_at: float = 0.0
@@ -61,7 +63,7 @@ class TransformersRunner:
 
     def run(self, prompt: Sequence[int]) -> Measurement:
         ids = torch.tensor([list(prompt)], device=self.model.device)
-        times = TokenTimes()
+        times = TokenTimes(started=time.perf_counter())
         with torch.no_grad():
             self.model.generate(
                 ids,
@@ -100,11 +102,12 @@ def _load(name: str, device: str | None, eos_ids: Sequence[int]) -> Any:
     from transformers import AutoModelForCausalLM, GenerationConfig
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # its advice and its bars would run through our table
-    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     place = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    checkpoint = resolve(name)
     try:
-        model = AutoModelForCausalLM.from_pretrained(**_where(resolve(name)), dtype=torch.bfloat16)
+        with redirect_stderr(StringIO()):  # one of its progress bars has no switch
+            model = AutoModelForCausalLM.from_pretrained(**_where(checkpoint), dtype=torch.bfloat16)
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise PacelineError(f"transformers cannot load '{name}': {error}; leave its methods out") from error
     # A checkpoint's own defaults may hold penalties, which greedy decoding would heed and Paceline's does not.
