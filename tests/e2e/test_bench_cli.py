@@ -61,5 +61,6 @@ def test_a_real_model_gives_a_table_and_a_report(tmp_path: Path) -> None:
         assert row["min_margin"] > 0
     assert all(row["mean_acceptance_length"] == 1 for row in report["rows"] if row["method"] == "none")
     assert [len(run["token_ids"]) for run in report["runs"]] == [8] * 4
+    assert [run["cached_tokens"] for run in report["runs"]] == [0] * 4  # every run pays for its prefill
     assert report["provenance"]["precision"]
     assert report["provenance"]["repeats"] == 1

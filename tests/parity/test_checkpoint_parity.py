@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import FAMILIES, SIZES, SLIDING_FULL, WINDOW, assert_parity, from_folder, prompt, tiny_model
+from tiny import FAMILIES, SIZES, WINDOW, assert_parity, from_folder, prompt, tiny_model
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, LlamaConfig
 
 from paceline.errors import PacelineError

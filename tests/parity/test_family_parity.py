@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-
 from tiny import FAMILIES, assert_parity, family, prompt, use_attention
 
 

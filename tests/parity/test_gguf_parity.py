@@ -172,7 +172,9 @@ def test_k_quants_against_transformers(kind: str, tmp_path: Path) -> None:
     """The reference weights come from gguf's own dequantisation."""
     model = tiny_model(LlamaConfig(**WIDE, tie_word_embeddings=False))
     blocks, embedding = random_blocks(kind), with_type("Q8_0")
-    path = write(tmp_path / "tiny.gguf", model, lambda w: (embedding if w.shape[0] == WIDE["vocab_size"] else blocks)(w))
+    path = write(
+        tmp_path / "tiny.gguf", model, lambda w: (embedding if w.shape[0] == WIDE["vocab_size"] else blocks)(w)
+    )
     assert model.model.layers[0].self_attn.q_proj.weight.std() > 1e-3
     assert_gguf_parity(path, model)
 

@@ -35,7 +35,9 @@ def _attention(attention: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("place", [contiguous, scattered])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_chunks_against_transformers(name: str, place: Callable[[BlockPool, Sequence[int]], Run], attention: str) -> None:
+def test_chunks_against_transformers(
+    name: str, place: Callable[[BlockPool, Sequence[int]], Run], attention: str
+) -> None:
     model, decoder = family(name)
     tokens = prompt(LENGTH, seed=1)
     ours = run_in_chunks(decoder, place(dirty_pool(decoder.config), tokens), [1, 2, 3, 5, 8])

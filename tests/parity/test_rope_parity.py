@@ -31,8 +31,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "none": {"rope_type": "default"},
     "linear": {"rope_type": "linear", "factor": 4.0},
     "llama3": LLAMA3 | {"original_max_position_embeddings": TRAINED},
-    "llama3-uneven": LLAMA3
-    | {"original_max_position_embeddings": 48, "low_freq_factor": 2.0, "high_freq_factor": 3.0},
+    "llama3-uneven": LLAMA3 | {"original_max_position_embeddings": 48, "low_freq_factor": 2.0, "high_freq_factor": 3.0},
     "yarn": YARN,
     "yarn-attention-factor": YARN | {"attention_factor": 1.7},
     "yarn-betas": YARN | {"beta_fast": 3.0, "beta_slow": 0.5},

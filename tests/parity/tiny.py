@@ -94,7 +94,8 @@ def _random_like(name: str, weight: Tensor, offset: float) -> Tensor:
     if weight.dim() == 1:
         is_gain = name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight"))
         return 0.3 * noise + (offset if is_gain else 0.0)
-    return noise * weight.shape[-1] ** -0.5
+    width: int = weight.shape[-1]
+    return noise * width**-0.5
 
 
 def from_source(source: TensorSource) -> Decoder:
@@ -170,7 +171,9 @@ def scattered(pool: BlockPool, tokens: Sequence[int]) -> Run:
 
 def step(decoder: Decoder, rows: Sequence[tuple[Run, int]]) -> None:
     """One forward: the next `count` tokens of each sequence, as one flat ragged batch."""
-    tokens, positions, spans = [], [], []
+    tokens: list[int] = []
+    positions: list[int] = []
+    spans: list[Span] = []
     for sequence, count in rows:
         sequence.cache.append(count)
         at = sequence.cache.length

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,7 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty cgroup folder in place of /sys/fs/cgroup, on a machine of eight processors."""
     real = Path
     monkeypatch.setattr(device, "Path", lambda path: tmp_path if path == "/sys/fs/cgroup" else real(path))
-    monkeypatch.setattr(device.os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
     return tmp_path
 
 
@@ -57,14 +58,14 @@ def test_no_cgroup(cgroup: Path) -> None:
 
 def test_affinity_below_the_quota(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (cgroup / "cpu.max").write_text("600000 100000")
-    monkeypatch.setattr(device.os, "sched_getaffinity", lambda pid: {0, 5})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5})
     assert available_cpus() == 2
 
 
 def test_system_without_affinity(cgroup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """macOS."""
-    monkeypatch.delattr(device.os, "sched_getaffinity")
-    monkeypatch.setattr(device.os, "cpu_count", lambda: 6)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
     assert available_cpus() == 6
 
 
@@ -157,7 +158,9 @@ def test_absent_gpu_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.parametrize("precision", ["int4", "", "FP32"])
 def test_unknown_precision_is_named(precision: str) -> None:
-    with pytest.raises(PacelineError, match=f"unknown precision '{precision}'; one of auto, fp32, bf16, int8, int8-fast"):
+    with pytest.raises(
+        PacelineError, match=f"unknown precision '{precision}'; one of auto, fp32, bf16, int8, int8-fast"
+    ):
         choose_backend("cpu", precision, quantized_checkpoint=False)
 
 

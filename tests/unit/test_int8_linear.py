@@ -12,7 +12,8 @@ SHAPES = [(96, 64), (33, 67), (130, 256)]  # out, in
 TOP = {True: 127 * 256 + 127, False: 127}  # activation levels each side of zero
 
 pytestmark = pytest.mark.skipif(
-    not torch.cpu._is_vnni_supported(), reason="without VNNI oneDNN's sums may saturate; such machines never choose int8"
+    not torch.cpu._is_vnni_supported(),
+    reason="without VNNI oneDNN's sums may saturate; such machines never choose int8",
 )
 
 

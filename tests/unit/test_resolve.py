@@ -27,7 +27,12 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = []
-    monkeypatch.setattr(module, "preset_path", lambda name, *, progress: asked.append((name, progress)) or tmp_path)
+
+    def fetch(name: str, *, progress: bool) -> Path:
+        asked.append((name, progress))
+        return tmp_path
+
+    monkeypatch.setattr(module, "preset_path", fetch)
     name = next(iter(PRESETS))
     assert resolve(name, progress=True) == Checkpoint(name, tmp_path, "gguf")
     assert asked == [(name, True)]
@@ -100,7 +105,12 @@ def test_gguf_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 @pytest.mark.parametrize("name", ["org/name", "org/name/model.gguf"])
 @pytest.mark.parametrize(
     "error",
-    [LocalEntryNotFoundError("no such entry\nsecond line"), OSError(), ValueError("bad repo id"), RuntimeError("socket")],
+    [
+        LocalEntryNotFoundError("no such entry\nsecond line"),
+        OSError(),
+        ValueError("bad repo id"),
+        RuntimeError("socket"),
+    ],
 )
 def test_hub_error_is_one_line(name: str, error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: Any, **kwargs: Any) -> str:

@@ -166,9 +166,7 @@ def test_what_needs_no_conversion_is_not_stored(precision: str, folder: Path, ca
     assert stored_files(cache) == []
 
 
-def test_quantised_checkpoint_in_bf16_is_stored(
-    tmp_path: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_quantised_checkpoint_in_bf16_is_stored(tmp_path: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dequantising is what takes the time."""
     path = write_gguf(tmp_path / "model.gguf")
     load.load_model(str(path), precision="bf16")
@@ -337,7 +335,7 @@ def test_cache_that_cannot_be_looked_at_does_not_fail_the_load(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     for name in ("exists", "mkdir", "unlink"):
-        monkeypatch.setattr(store.Path, name, deny)
+        monkeypatch.setattr(Path, name, deny)
     assert load_converted("key", "int8") is None
     converted = Converted(ModelConfig("llama", 1, 1, 1, 1, 1, 1, 1, 1), False, {})
     save_converted("key", Backend(torch.device("cpu"), "int8", torch.float32), converted)

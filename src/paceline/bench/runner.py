@@ -15,7 +15,7 @@ from paceline.sampling.params import SamplingParams
 class Measurement:
     """`tokens_per_second` is the decode rate, prefill excluded; 0 where no step followed the first.
 
-    The counts of speculation are None for a peer that does not tell them.
+    The counts are None for a peer that does not tell them. `cached_tokens`: of the prompt, found in the prefix cache.
     """
 
     token_ids: list[int]
@@ -24,6 +24,7 @@ class Measurement:
     target_forwards: int | None = None
     drafted: int | None = None
     accepted: int | None = None
+    cached_tokens: int | None = None
 
     @classmethod
     def of(cls, result: GenerationResult) -> Measurement:
@@ -35,6 +36,7 @@ class Measurement:
             target_forwards=stats.target_forwards,
             drafted=stats.drafted,
             accepted=stats.accepted,
+            cached_tokens=stats.cached_tokens,
         )
 
 

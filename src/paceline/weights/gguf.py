@@ -99,7 +99,7 @@ class GGUFSource:
         if isinstance(value, list) and len(set(value)) == 1:
             value = value[0]
         if not isinstance(value, int):
-            raise PacelineError(f"unsupported '{self.architecture}.{key}' of {value} in {self.path}; one integer needed")
+            raise PacelineError(f"unsupported '{self.architecture}.{key}' of {value} in {self.path}; needs one number")
         return value
 
     def _arch(self, key: str, default: Any = None) -> Any:
