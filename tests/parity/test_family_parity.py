@@ -12,3 +12,9 @@ def test_against_transformers(name: str, attention: str, monkeypatch: pytest.Mon
     use_attention(monkeypatch, attention)
     model, decoder = family(name)
     assert_parity(decoder, model, prompt(70))
+
+
+def test_inner_width_of_gpt2() -> None:
+    """Twice stated: by the config, and by the weights that the parity above runs."""
+    assert family("gpt2-n-inner")[1].config.intermediate_size == 80
+    assert family("gpt2")[1].config.intermediate_size == 4 * 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -94,8 +95,7 @@ def _random_like(name: str, weight: Tensor, offset: float) -> Tensor:
     if weight.dim() == 1:
         is_gain = name.endswith(("norm.weight", "ln_1.weight", "ln_2.weight", "ln_f.weight"))
         return 0.3 * noise + (offset if is_gain else 0.0)
-    width: int = weight.shape[-1]
-    return noise * width**-0.5
+    return noise / math.sqrt(weight.shape[-1])
 
 
 def from_source(source: TensorSource) -> Decoder:

@@ -1,0 +1,84 @@
+"""How long to draft."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from paceline.engine.controller import Controller, LineFit, best_length
+from paceline.types import Draft
+
+
+def draft(confidence: list[float]) -> Draft:
+    return Draft(torch.arange(len(confidence)), confidence=confidence)
+
+
+def measured(base: float, slope: float) -> LineFit:
+    fit = LineFit()
+    for rows in (1, 4, 16, 1, 8, 32) * 20:
+        fit.learn(rows, base + slope * (rows - 1))
+    return fit
+
+
+def test_the_fit_finds_the_line() -> None:
+    fit = measured(0.05, 0.004)
+    assert fit.seconds(1) == pytest.approx(0.05, rel=0.05)
+    assert fit.seconds(20) == pytest.approx(0.05 + 19 * 0.004, rel=0.05)
+
+
+def test_equal_steps_leave_the_prior_slope() -> None:
+    fit = LineFit(prior_slope=0.1)
+    for _ in range(50):
+        fit.learn(1, 0.02)
+    assert fit.seconds(11) == pytest.approx(0.04, rel=0.05)
+
+
+def test_free_rows_draft_all_and_dear_rows_none() -> None:
+    assert best_length([0.9] * 20, measured(0.05, 1e-6), 1, 0.0) == 20
+    assert best_length([0.5] * 20, measured(0.05, 0.05), 1, 0.0) == 0
+
+
+def test_surer_drafts_are_longer() -> None:
+    fit = measured(0.05, 0.004)
+    lengths = [best_length([rate] * 64, fit, 1, 0.0) for rate in (0.05, 0.5, 0.8, 0.95, 0.995)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] == 0
+    assert lengths[-1] > 30
+
+
+def test_the_best_length_beats_every_other() -> None:
+    fit, rates = measured(0.05, 0.004), [0.9, 0.7, 0.95, 0.2, 0.9]
+
+    def goodput(n: int) -> float:
+        survival, emitted = 1.0, 1.0
+        for rate in rates[:n]:
+            survival *= rate
+            emitted += survival
+        return emitted / (fit.seconds(1 + n) + n * 0.01)
+
+    best = best_length(rates, fit, 1, 0.01)
+    assert goodput(best) == max(goodput(n) for n in range(len(rates) + 1))
+
+
+def test_trim_keeps_the_prefix_that_pays_and_never_touches_sampled_drafts() -> None:
+    controller = Controller(target=measured(0.05, 0.02))
+    assert controller.trim(draft([0.95, 0.9, 0.02, 0.9]), 0).size == 2
+    sampled = Draft(torch.arange(2), q=torch.ones(2, 3) / 3, confidence=[0.0, 0.0])
+    assert controller.trim(sampled, 0) is sampled
+
+
+def test_a_fixed_length_is_left_alone() -> None:
+    controller = Controller(fixed=5, target=measured(0.05, 0.5))
+    assert controller.budget() == 5
+    assert controller.trim(draft([0.01] * 5), 0).size == 5
+
+
+def test_poor_acceptance_shortens_what_is_asked_of_a_draft_model() -> None:
+    def budget_after(accepted: int) -> int:
+        controller = Controller()
+        for _ in range(40):
+            controller.observe(6, 0.05, 5, accepted, 0.06)
+        return controller.budget()
+
+    assert budget_after(0) == 1
+    assert budget_after(5) > budget_after(2)
