@@ -57,7 +57,7 @@ class Options:
 
 @dataclass
 class Models:
-    """Loaded weights, shared by the engines of one process that differ only in method."""
+    """Loaded weights, shared by the engines of one process that differ only in method (and are stepped in turn)."""
 
     target: LoadedModel
     draft: LoadedModel | None = None

@@ -37,7 +37,10 @@ def choose_backend(device: str | None, precision: str, *, quantized_checkpoint: 
     """`auto` never rounds a checkpoint harder than it came: int8 for one that was quantised, else bf16 or fp32."""
     if precision not in get_args(Precision):
         raise PacelineError(f"unknown precision '{precision}'; one of {', '.join(get_args(Precision))}")
-    target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise PacelineError(f"unknown device '{device}'; use cpu, cuda or cuda:N") from None
     if target.type == "cuda" and not torch.cuda.is_available():
         raise PacelineError(f"device '{device}' was asked for but PyTorch finds no GPU; use --device cpu")
     if precision == "auto":

@@ -65,7 +65,7 @@ def test_logprobs_are_raw_and_one_a_token(llm: LLM) -> None:
     assert [lp.token_id for lp in result.logprobs] == result.token_ids
     for lp in result.logprobs:
         assert lp.logprob == pytest.approx(max(lp.top.values()))  # top_k=1: the likeliest was taken
-        assert lp.logprob < -0.01  # raw: not the truncated distribution's certainty
+        assert lp.logprob < -1e-4  # raw: not the truncated distribution's certainty
         assert len(lp.top) == 3
 
 
@@ -111,7 +111,7 @@ def test_wrong_prompts_are_named(llm: LLM) -> None:
 def test_a_request_that_can_never_fit_is_refused_at_once(folder: str) -> None:
     from paceline import EngineConfig
 
-    small = LLM(folder, threads=1, precision="fp32", engine=EngineConfig(cache_bytes=20_000))
+    small = LLM(folder, threads=1, precision="fp32", engine=EngineConfig(cache_bytes=3000))
     with pytest.raises(PacelineError, match="lower max_tokens or raise cache_bytes"):
         small.generate("abc", SamplingParams(max_tokens=60))
 

@@ -16,10 +16,10 @@ Draft = Annotated[
 ]
 Method = Annotated[
     str | None,
-    typer.Option(help="none, ngram or draft [default: draft with --draft, else ngram].", rich_help_panel=_MODEL),
+    typer.Option(help="none, ngram or draft (default: draft with --draft, else ngram).", rich_help_panel=_MODEL),
 ]
 K = Annotated[
-    int | None, typer.Option("--k", help="Draft length [default: adapts to what pays].", rich_help_panel=_MODEL)
+    int | None, typer.Option("--k", help="Draft length (default: adapts to what pays).", rich_help_panel=_MODEL)
 ]
 Verify = Annotated[
     str, typer.Option(help="auto, rejection, or coupled (same tokens as plain under a seed).", rich_help_panel=_MODEL)
@@ -30,9 +30,9 @@ DraftVocab = Annotated[
     int | None, typer.Option(help="The draft scores only its first N ids and special tokens.", rich_help_panel=_MODEL)
 ]
 Threads = Annotated[
-    int | None, typer.Option(help="Threads [default: what the container allows].", rich_help_panel=_MODEL)
+    int | None, typer.Option(help="Threads (default: what the container allows).", rich_help_panel=_MODEL)
 ]
-Device = Annotated[str | None, typer.Option(help="cpu or cuda [default: a GPU if any].", rich_help_panel=_MODEL)]
+Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: a GPU if any).", rich_help_panel=_MODEL)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no statistics.")]
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)]

@@ -16,7 +16,7 @@ def quality(
     model: opt.Model = "smollm2-135m",
     precisions: Annotated[str, typer.Option(help="Comma separated.")] = "bf16,int8,int8-fast",
     positions: Annotated[int, typer.Option(help="Positions to compare.", min=1)] = 400,
-    prompts: Annotated[Path | None, typer.Option(help="Prompts file [default: the built-in ones].")] = None,
+    prompts: Annotated[Path | None, typer.Option(help="Prompts file (default: the built-in ones).")] = None,
     threads: opt.Threads = None,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:

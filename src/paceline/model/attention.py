@@ -55,7 +55,7 @@ class RowInvariantAttention:
     """PyTorch's fused CPU kernel, arranged so that a row's reduction order follows from its position alone.
 
     Two things make its rows depend on their neighbours, each measured and removed: the key length (rounded up to a
-    multiple of `BUCKET` of the row's own position; the rows of one call share it), and matrix products of 1 or 3 rows
+    multiple of `BUCKET` of the row's own position; the rows of one call share it), and matrix products of 1 to 3 rows
     (padded). What is left of the order is fixed by position.
     """
 
@@ -91,7 +91,7 @@ class _Piece:
     ) -> None:  # fmt: skip
         kv_heads, group, dim = config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim
         used = count * group
-        padded = used + (-used % 4 if used % 32 in (1, 3) else 0)
+        padded = used + (-used % 4 if used % 32 in (1, 2, 3) else 0)
         self.rows = slice(row, row + count)
         self.shape, self.used, self.scale = (count, kv_heads, group, dim), used, config.scale
         dtype = cache.pool.dtype
@@ -108,7 +108,10 @@ class _Piece:
         self.inside.copy_(q.view(self.shape))
         keys, values = self.views(layer)
         out = _FLASH(self.queries, keys, values, 0.0, False, attn_mask=self.biases[window], scale=self.scale)[0]
-        out = out[0, :, : self.used].reshape(kv_heads, count, group, dim).transpose(0, 1)
+        if out.shape[2] > self.used:
+            out = out.narrow(2, 0, self.used)
+        if count > 1:
+            out = out.view(kv_heads, count, group, dim).transpose(0, 1)
         merged: Tensor = out.reshape(count, kv_heads * group * dim)
         return merged
 

@@ -46,40 +46,45 @@ class Int8Linear:
     ) -> None:
         self.out_features, self.in_features = weight.shape
         self.bias, self.split = bias, split
-        top = self.WIDE if split else 127
-        self.top = torch.tensor(float(top))
-        self.scale = scale / top
+        self.top = float(self.WIDE if split else 127)
+        self.scale = scale / self.top
         # +0.5 turns the conversion's truncation into rounding; the rest are the zero points.
         self.offset = torch.tensor(self.ZERO * 257 + 0.5 if split else self.ZERO + 0.5)
         self.zero_points = torch.zeros(self.out_features, dtype=torch.int64)
         self.packed = torch.ops.onednn.qlinear_prepack(weight.contiguous(), [16, self.in_features])
         self.padded = torch.full((min_rows, self.in_features), self.ZERO, dtype=torch.uint8)
+        # The padded buffer's first rows, seen as [halves, rows, in], for each number of rows that needs padding.
+        parts = 2 if split else 1
+        self.inside = [self.padded[: parts * n].view(parts, n, self.in_features) for n in range(-(-min_rows // parts))]
 
     def __call__(self, x: Tensor) -> Tensor:
         rows = x.shape[0]
-        span = torch.linalg.vector_norm(x, _INF, dim=-1, keepdim=True).clamp_min_(1e-30)
-        levels = torch.addcmul(self.offset, x, self.top / span)
+        span = x.abs().amax(dim=-1, keepdim=True)
+        # A row of zeros divides by zero: its levels are arbitrary but finite, and are multiplied by a span of zero.
+        levels = torch.addcdiv(self.offset, x, span, value=self.top)
         if self.split:
             # Little-endian: byte 0 of a uint16 is the low row, byte 1 the high row.
-            halves = levels.to(torch.uint16).view(torch.uint8).view(rows, self.in_features, 2).permute(2, 0, 1)
-            both = self._product(halves, 2 * rows)
+            pairs = levels.to(torch.uint16).view(torch.uint8)
+            both = self._product(pairs.as_strided((2, rows, self.in_features), (1, 2 * self.in_features, 2)), rows)
             product = torch.add(both[:rows], both[rows : 2 * rows], alpha=256).mul_(span)
         else:
-            product = self._product(levels.to(torch.uint8), rows)[:rows].mul_(span)
+            product = self._product(levels.to(torch.uint8).unsqueeze(0), rows)[:rows].mul_(span)
         return product if self.bias is None else product.add_(self.bias)
 
     def _product(self, levels: Tensor, rows: int) -> Tensor:
-        """[..., in] bytes -> fp32 [>= rows, out]. Few rows are padded: four stream the weights faster than two do."""
-        if rows < self.padded.shape[0]:
+        """Bytes [halves, rows, in] -> fp32 [>= halves * rows, out].
+
+        Few rows are padded to `min_rows`: four stream the weights faster than one or two do.
+        """
+        if rows < len(self.inside):
+            self.inside[rows].copy_(levels)
             flat = self.padded
-            flat[:rows].view(levels.shape).copy_(levels)
         else:
-            flat = levels.reshape(rows, self.in_features)
+            flat = levels.reshape(-1, self.in_features)
         return _QLINEAR(  # type: ignore[no-any-return]
             flat, 1.0, self.ZERO, self.packed, self.scale, self.zero_points,
             None, 1.0, 0, torch.float32, "none", [], "",
         )  # fmt: skip
 
 
-_INF = float("inf")
 _QLINEAR = torch.ops.onednn.qlinear_pointwise.default
