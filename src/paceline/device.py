@@ -97,7 +97,7 @@ def _cgroup_quota(root: Path) -> float | None:
 
 
 def send(values: Tensor, device: torch.device) -> Tensor:
-    """Move a small host tensor to the device without waiting for it."""
-    if device.type == "cpu":
+    """Move a small host tensor to the device without waiting for it; one that is there already is returned."""
+    if values.device.type == device.type:
         return values
     return values.pin_memory().to(device, non_blocking=True)

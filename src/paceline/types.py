@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import torch
 from torch import Tensor
 
+from paceline.device import send
 from paceline.sampling.params import SamplingParams
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Draft:
-    """A chain of drafted tokens [n], ids in the target's vocabulary, on the target's device.
+    """A chain of drafted tokens [n], ids in the target's vocabulary.
 
     `q` [n, V]: the distribution each token was drawn from, or None when it was chosen deterministically (`point`).
     `confidence` [n]: the proposer's estimate that each token is accepted given those before it; None if it has none.
@@ -129,6 +130,12 @@ class Draft:
     @property
     def size(self) -> int:
         return int(self.tokens.shape[0])
+
+    def on(self, device: torch.device) -> Draft:
+        """The same draft with its tokens on the target's device (proposers without a model draft on the host)."""
+        if self.tokens.device.type == device.type:
+            return self
+        return Draft(send(self.tokens, device), self.q, self.confidence)
 
     def head(self, count: int) -> Draft:
         """The first `count` tokens. Exact for any draft: what is left out depends on nothing that was drawn here."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,7 +35,8 @@ from paceline.weights.load import LoadedModel
 
 VOCAB = 6
 PROMPT = [1, 4, 2, 2, 5]
-FP32 = Backend(torch.device("cpu"), "fp32", torch.float32)
+DEVICE = torch.device(os.environ.get("PACELINE_TEST_DEVICE", "cpu"))  # `make gpu-check` sets it to cuda
+FP32 = Backend(DEVICE, "fp32", torch.float32)
 CONFIG = ModelConfig(
     family="llama", vocab_size=VOCAB, hidden_size=16, num_layers=2, num_heads=2, num_kv_heads=1, head_dim=8,
     intermediate_size=24, max_positions=128,
@@ -68,6 +70,10 @@ class RandomSource:
             return torch.ones(config.hidden_size)
         columns = config.intermediate_size if module == "down_proj" else config.hidden_size
         return torch.randn(rows[module], columns, generator=generator) * (0.5 if module == "embed_tokens" else 0.35)
+
+
+def on(values: Sequence[int]) -> Tensor:
+    return torch.tensor(list(values), device=DEVICE)
 
 
 def letters(count: int, eos: tuple[int, ...] = ()) -> Tokenizer:
@@ -159,11 +165,11 @@ def next_distribution(target: LoadedModel, tokens: Sequence[int], params: Sampli
     pool = pool_for(target, blocks=64)
     cache = pool.open([], len(tokens))
     cache.append(len(tokens))
-    batch = Batch(torch.tensor(tokens), torch.arange(len(tokens)), [Span(cache, 0, len(tokens), 0)], pool)
+    batch = Batch(on(tokens), on(range(len(tokens))), [Span(cache, 0, len(tokens), 0)], pool)
     hidden, _ = target.decoder.forward(batch)
     logits = target.decoder.logits(hidden[-1:])
-    span = RowSpan(params, tokens, prompt, NO_DRAFT.tokens, 0, 1)
-    return transform(logits, [span]).softmax(dim=1)[0].double()
+    span = RowSpan(params, tokens, prompt, on([]).long(), 0, 1)
+    return transform(logits, [span]).softmax(dim=1)[0].double().cpu()
 
 
 def exact_law(

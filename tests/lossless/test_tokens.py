@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lab import CONFIG, FixedProposer, draft_proposer, engine, model, output, pool_for, run
+from lab import CONFIG, FixedProposer, draft_proposer, engine, model, on, output, pool_for, run
 
 from paceline.cache.pool import BlockPool
 from paceline.model.attention import Span
@@ -161,14 +161,6 @@ def test_eos_inside_the_draft_ends_the_answer_unless_ignored() -> None:
         assert output(request) == answer[:count]
 
 
-def logits_of(target: LoadedModel, pool: BlockPool, request_tokens: list[int], cache: object) -> torch.Tensor:
-    batch = Batch(
-        torch.tensor(request_tokens[-1:]), torch.tensor([len(request_tokens) - 1]),
-        [Span(cache, 0, 1, len(request_tokens) - 1)], pool,  # type: ignore[arg-type]
-    )  # fmt: skip
-    return target.decoder.logits(target.decoder.forward(batch)[0])[0]
-
-
 @pytest.mark.parametrize("kind", ["ngram", "other draft", "fixed"])
 def test_the_cache_after_every_commit_equals_a_fresh_prefill(kind: str, target: LoadedModel) -> None:
     machine = engine(target, proposers(target)[kind], k=4)
@@ -186,8 +178,8 @@ def _compare_with_prefill(target: LoadedModel, pool: BlockPool, request: Request
     fresh = fresh_pool.open([], len(request.tokens))
     fresh.append(request.committed)
     batch = Batch(
-        torch.tensor(request.tokens[:-1]),
-        torch.arange(request.committed),
+        on(request.tokens[:-1]),
+        on(range(request.committed)),
         [Span(fresh, 0, request.committed, 0)],
         fresh_pool,
     )

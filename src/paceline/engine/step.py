@@ -54,7 +54,7 @@ class Stepper:
         """Drafts for the sequences that decode; those still in their prompt get a budget of 0."""
         budgets = [self._budget(item) for item in work]
         drafts = self.proposer.propose([item.sequence for item in work], budgets)
-        return [self.controller.trim(draft, len(work) - 1) for draft in drafts]
+        return [self.controller.trim(draft, len(work) - 1).on(self.target.device) for draft in drafts]
 
     def forward(self, work: Seq[Work], drafts: Seq[Draft]) -> tuple[Tensor, list[Candidate]]:
         """One target forward of every pending token and draft; logits [R, V] of the rows that are sampled."""

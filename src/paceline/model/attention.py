@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool, SequenceCache
+from paceline.device import send
 from paceline.model.config import ModelConfig
 
 BUCKET = 64  # key ranges are rounded up to this many positions
@@ -132,9 +133,9 @@ class PaddedAttention:
             index.extend(range(b * most, b * most + span.count))
             queries.append([span.position + min(i, span.count - 1) for i in range(most)])
         self.shape = (len(spans), most)
-        self.index = torch.tensor(index, device=device)
-        self.slots = torch.stack([span.cache.slot_table(longest) for span in spans]).to(device)
-        positions = torch.tensor(queries, device=device)[:, None, :, None]
+        self.index = send(torch.tensor(index), device)
+        self.slots = send(torch.stack([span.cache.slot_table(longest) for span in spans]), device)
+        positions = send(torch.tensor(queries), device)[:, None, :, None]
         keys = torch.arange(longest, device=device)
         windows = {config.window(layer) for layer in range(config.num_layers)}
         self.masks = {w: visible(positions, keys, w) for w in windows}

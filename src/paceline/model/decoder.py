@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool
+from paceline.device import send
 from paceline.model.attention import Attention, Span, plan_attention
 from paceline.model.config import ModelConfig
 from paceline.model.linear import Linear
@@ -73,6 +74,8 @@ class Decoder:
     ropes: dict[bool, Rope] = field(init=False)  # keyed by "is a sliding layer"
 
     def __post_init__(self) -> None:
+        # Gemma rounds the factor to the model's dtype; follow it.
+        self.embedding_scale = torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
         self.ropes = {}
         rope, local = self.config.rope, self.config.local_rope
         if rope is not None:
@@ -104,8 +107,7 @@ class Decoder:
     def _embed(self, batch: Batch) -> Tensor:
         hidden = F.embedding(batch.tokens, self.embedding).to(self.dtype)
         if self.config.embedding_scale != 1.0:
-            # Gemma rounds the factor to the model's dtype; follow it.
-            hidden = hidden * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
+            hidden = hidden * self.embedding_scale
         if self.positions is not None:
             hidden = hidden + self.positions[batch.positions + self.config.position_offset]
         return hidden
@@ -151,7 +153,7 @@ def write_slots(spans: Sequence[Span], device: torch.device) -> slice | Tensor:
         if isinstance(slots, slice):
             return slice(slots.start + spans[0].position, slots.start + spans[0].position + spans[0].count)
     tables = [s.cache.slot_table(s.position + s.count)[s.position :] for s in spans]
-    return torch.cat(tables).to(device)
+    return send(torch.cat(tables), device)
 
 
 PARALLEL_FROM = 32_768  # elements: PyTorch splits larger elementwise work between threads

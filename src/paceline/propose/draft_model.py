@@ -44,7 +44,9 @@ class Chain:
 
     @property
     def drafted(self) -> Tensor:
-        return torch.stack(self.tokens) if self.tokens else NO_DRAFT.tokens
+        if not self.tokens:
+            return send(NO_DRAFT.tokens, self.state.cache.pool.device)
+        return torch.stack(self.tokens)
 
     def noise_key(self) -> tuple[int, int]:
         purpose = Purpose.SAMPLE if self.view.params.coupled else Purpose.DRAFT
@@ -153,7 +155,7 @@ class DraftModelProposer:
         hidden = self._forward(spans, torch.tensor(fed))
         for chain, span in zip(chains, spans, strict=True):
             chain.state.cache.commit(range(span.count), chain.view.tokens)
-        return hidden[torch.tensor([span.start + span.count - 1 for span in spans])]
+        return hidden[send(torch.tensor([span.start + span.count - 1 for span in spans]), hidden.device)]
 
     def _feed_last_drafts(self, chains: list[Chain]) -> Tensor:
         spans = []

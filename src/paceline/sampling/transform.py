@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -90,7 +91,7 @@ def truncate(scores: Tensor, params: Cut) -> Tensor:
     if params.top_p < 1:
         scores = scores.masked_fill(scores < _nucleus_edge(scores, params.top_p), NEVER)
     if params.min_p > 0:
-        edge = scores.amax(dim=1, keepdim=True) + torch.tensor(params.min_p, dtype=torch.float64).log().float().item()
+        edge = scores.amax(dim=1, keepdim=True) + math.log(params.min_p)
         scores = scores.masked_fill(scores < edge, NEVER)
     return scores
 

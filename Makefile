@@ -1,0 +1,39 @@
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+DEVELOPED := $(VENV)/.developed
+
+PROMPT ?= List the days of the week with one short sentence about each, then repeat the list.
+
+.PHONY: demo test check bench gpu-check clean
+
+demo: $(INSTALLED)
+	$(BIN)/paceline generate "$(PROMPT)" --compare --max-tokens 160
+
+test: $(DEVELOPED)
+	$(BIN)/pytest
+
+check: $(DEVELOPED)
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/mypy
+
+bench: $(INSTALLED)
+	$(BIN)/paceline bench
+
+gpu-check: $(DEVELOPED)
+	$(BIN)/python benchmarks/gpu_check.py
+
+# pip rather than a faster installer: torch's CPU build is found through pip's own configuration.
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	touch $@
+
+$(DEVELOPED): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info
