@@ -84,15 +84,15 @@ def build_engine(options: Options, models: Models) -> Engine:
     target = models.target
     pool = make_pool(target.config, target.backend, target.key, options.engine)
     controller = Controller(fixed=options.k)
-    return Engine(target, _proposer(options, models), pool, controller, options.engine)
+    return Engine(target, _proposer(options, models, controller), pool, controller, options.engine)
 
 
 def _draft_precision(target: LoadedModel, options: Options) -> Precision:
-    """A draft's rounding costs acceptance, never exactness: the quickest int8 beside an int8 target."""
-    return "int8-fast" if target.backend.int8 else options.precision
+    """A draft's rounding costs acceptance, never exactness: beside an int8 target, the quickest there is."""
+    return "int4" if target.backend.int8 else options.precision
 
 
-def _proposer(options: Options, models: Models) -> Proposer:
+def _proposer(options: Options, models: Models, controller: Controller) -> Proposer:
     method = options.chosen_method
     if method == "none":
         return NoProposer()
@@ -109,6 +109,6 @@ def _proposer(options: Options, models: Models) -> Proposer:
         pool,
         vocab_size=models.target.vocab_size,
         width=models.target.config.vocab_size,
-        stop_below=0.4 if options.k is None else 0.0,
+        stop_below=controller.break_even,
         prefill_chunk=options.engine.prefill_chunk,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, overload
 
 from paceline.build import Models, Options, build_engine, load_models
@@ -55,7 +55,7 @@ class LLM:
         """Answer a conversation, rendered with the model's own chat template."""
         return self._run([self.chat_prompt(messages)], [_single(params)])[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[StreamChunk]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamChunk, None, None]:
         """Chunks as they become final. Closing the iterator early ends the request."""
         sequence = self.engine.add(self.encode(prompt), _single(params))
         sent = sequence.prompt_length

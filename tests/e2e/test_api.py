@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 from lab_files import letter_model
@@ -98,7 +97,7 @@ def test_a_reduced_draft_vocabulary_stays_lossless(folder: str) -> None:
 def test_wrong_options_are_named(options: dict[str, object], said: str, folder: str) -> None:
     options = {name: folder if value == "self" else value for name, value in options.items()}
     with pytest.raises(PacelineError, match=said):
-        LLM(folder, threads=1, **{"precision": "fp32", **options})
+        LLM(folder, **{"threads": 1, "precision": "fp32", **options})  # type: ignore[arg-type]
 
 
 def test_wrong_prompts_are_named(llm: LLM) -> None:

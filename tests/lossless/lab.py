@@ -103,7 +103,7 @@ def draft_proposer(target: LoadedModel, draft: LoadedModel) -> DraftModelPropose
         pool_for(draft),
         vocab_size=target.vocab_size,
         width=target.config.vocab_size,
-        stop_below=0.0,
+        stop_below=lambda: 0.0,
         prefill_chunk=8,
     )
 

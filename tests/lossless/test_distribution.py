@@ -116,7 +116,7 @@ class DropsWeakTokens(DraftModelProposer):
 
 def test_dropping_a_sampled_token_for_its_own_probability_is_caught(target: LoadedModel) -> None:
     honest = draft_proposer(target, model(0))
-    biased = DropsWeakTokens(honest.model, honest.pool, vocab_size=6, width=6, stop_below=0.0)
+    biased = DropsWeakTokens(honest.model, honest.pool, vocab_size=6, width=6, stop_below=lambda: 0.0)
     params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
     outcomes = sample_outputs(engine(target, biased, k=2), params, DRAWS)
     assert p_value(outcomes, exact_law(target, params, LENGTH)) < 1e-8
@@ -125,7 +125,7 @@ def test_dropping_a_sampled_token_for_its_own_probability_is_caught(target: Load
 def test_stopping_after_a_weak_token_is_exact(target: LoadedModel) -> None:
     """What `stop_below` does: the weak token itself is verified."""
     honest = draft_proposer(target, model(7))
-    stopping = DraftModelProposer(honest.model, honest.pool, vocab_size=6, width=6, stop_below=0.3)
+    stopping = DraftModelProposer(honest.model, honest.pool, vocab_size=6, width=6, stop_below=lambda: 0.3)
     params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
     outcomes = sample_outputs(engine(target, stopping, k=4), params, DRAWS)
     assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT

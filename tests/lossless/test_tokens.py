@@ -9,6 +9,7 @@ import torch
 from lab import CONFIG, FixedProposer, draft_proposer, engine, model, on, output, pool_for, run
 
 from paceline.cache.pool import BlockPool
+from paceline.engine.engine import Engine
 from paceline.model.attention import Span
 from paceline.model.decoder import Batch
 from paceline.propose.base import Proposer
@@ -82,7 +83,10 @@ def test_an_answer_does_not_depend_on_the_batch(target: LoadedModel) -> None:
 
 def test_a_rejection_answer_depends_on_its_seed_alone_at_fixed_draft_length(target: LoadedModel) -> None:
     params = [SamplingParams(max_tokens=20, temperature=1.0, seed=s, verify="rejection") for s in range(4)]
-    fresh = lambda: engine(target, draft_proposer(target, model(3, config=WIDE)), k=3)  # noqa: E731
+
+    def fresh() -> Engine:
+        return engine(target, draft_proposer(target, model(3, config=WIDE)), k=3)
+
     together = [output(r) for r in run(fresh(), [PROMPTS[0]] * 4, params)]
     assert together == [output(run(fresh(), [PROMPTS[0]], [each])[0]) for each in params]
 

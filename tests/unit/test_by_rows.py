@@ -9,6 +9,8 @@ import torch
 
 from paceline.model.decoder import ACTIVATIONS, by_rows
 
+GATED = ("silu", "gelu_tanh")
+
 
 @pytest.fixture(params=[1, 2, 3, 4])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
@@ -22,7 +24,8 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.parametrize("name", ACTIVATIONS)
 def test_a_rows_bits_are_its_own(name: str, width: int, threads: int) -> None:
     fused = torch.randn(40, 2 * width, generator=torch.Generator().manual_seed(width))
-    x = fused.chunk(2, dim=-1)[0]  # as in a gated MLP: half of a fused product
+    half = fused.chunk(2, dim=-1)[0]
+    x = half if name in GATED else half.contiguous()  # gated MLPs see half of a fused product
     alone = torch.cat([by_rows(ACTIVATIONS[name], x[i : i + 1]) for i in range(40)])
     for rows in (2, 7, 8, 16, 17, 20, 40):
         assert torch.equal(by_rows(ACTIVATIONS[name], x[:rows]), alone[:rows])

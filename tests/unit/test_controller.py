@@ -57,6 +57,7 @@ def test_the_best_length_beats_every_other() -> None:
         return emitted / (fit.seconds(1 + n) + n * 0.01)
 
     best = best_length(rates, fit, 1, 0.01)
+    assert best > 0
     assert goodput(best) == max(goodput(n) for n in range(len(rates) + 1))
 
 
@@ -82,3 +83,13 @@ def test_poor_acceptance_shortens_what_is_asked_of_a_draft_model() -> None:
 
     assert budget_after(0) == 1
     assert budget_after(5) > budget_after(2)
+
+
+def test_a_draft_goes_on_while_a_token_earns_its_time() -> None:
+    controller = Controller()
+    assert controller.break_even() == 0.4
+    for _ in range(60):
+        controller.observe(5, 0.1, 4, 4, 0.04)  # five tokens in 0.14 s; a token costs 0.01 s and a row
+    row = controller.target.seconds(2) - controller.target.seconds(1)
+    assert controller.break_even() == pytest.approx(5 / 0.14 * (0.01 + row), rel=0.02)
+    assert Controller(fixed=3).break_even() == 0

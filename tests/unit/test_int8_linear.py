@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from paceline.model.linear import Int8Linear, quantize_rows
+from paceline.model.linear import Int4Linear, Int8Linear, quantize_groups, quantize_rows
 
 SHAPES = [(96, 64), (33, 67), (130, 256)]  # out, in
 TOP = {True: 127 * 256 + 127, False: 127}  # activation levels each side of zero
@@ -183,3 +183,17 @@ def test_weights_round_to_the_nearest_of_255_levels() -> None:
     assert quantized.dtype == torch.int8
     assert quantized.abs().amax(dim=1).tolist() == [0 if i == 4 else 127 for i in range(20)]
     assert ((quantized * scale[:, None] - weight).abs() <= scale[:, None] * 0.50001).all()
+
+
+@pytest.mark.parametrize("rows", [1, 3, 4, 5, 40])
+def test_int4_weights_are_close_to_the_original_for_few_rows_and_many(rows: int) -> None:
+    """Both kernels of `Int4Linear` compute the same layer; 70 outputs are no multiple of what the packed one wants."""
+    weight = torch.randn(70, 96, generator=torch.Generator().manual_seed(1))
+    wide = Int8Linear(*quantize_rows(weight), split=False)
+    bias = torch.ones(70).to(torch.bfloat16)
+    linear = Int4Linear(*quantize_groups(weight), wide, bias)
+    x = torch.randn(rows, 96, generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    expected = x.float() @ weight.t() + 1
+    error = (linear(x).float() - expected).norm() / expected.norm()
+    assert linear(x).shape == (rows, 70)
+    assert 0.0001 < error < 0.12

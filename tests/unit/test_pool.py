@@ -49,7 +49,7 @@ tokens_of = st.lists(st.integers(0, 2), min_size=1, max_size=9)
 
 
 class PoolMachine(RuleBasedStateMachine):
-    """Random append, commit of a path, truncate, scratch, share and free, with small vocabularies so that prefixes meet."""
+    """Random append, commit of a path, truncate, scratch, share, free; few token ids, so that prefixes meet."""
 
     caches = Bundle("caches")
 

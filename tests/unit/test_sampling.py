@@ -87,7 +87,9 @@ def test_noise_is_uniform_and_differs_by_every_part_of_its_key() -> None:
     index = torch.arange(20_000)
     draws = uniform(torch.tensor(key(1, 2, Purpose.SAMPLE)), index)
     assert kstest(draws.numpy(), "uniform").pvalue > 1e-3
-    along_positions = torch.stack([uniform(torch.tensor(key(1, t, Purpose.SAMPLE)), torch.tensor(7)) for t in range(2000)])
+    along_positions = torch.stack(
+        [uniform(torch.tensor(key(1, t, Purpose.SAMPLE)), torch.tensor(7)) for t in range(2000)]
+    )
     assert kstest(along_positions.numpy(), "uniform").pvalue > 1e-3
     for other in (key(2, 2, Purpose.SAMPLE), key(1, 3, Purpose.SAMPLE), key(1, 2, Purpose.DRAFT)):
         again = uniform(torch.tensor(other), index)

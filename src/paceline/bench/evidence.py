@@ -182,5 +182,6 @@ def _chi_square(name: str, scores: Tensor, q: Tensor | None, draw: Callable[[Ten
     # Wilson-Hilferty: (X / n)^(1/3) is close to normal; 4 standard deviations is one false alarm in 30,000.
     deviation = ((statistic / degrees) ** (1 / 3) - (1 - 2 / (9 * degrees))) / (2 / (9 * degrees)) ** 0.5
     alien = int(observed[expected == 0].sum())
-    seen = f"chi-square {statistic:.1f} at {degrees} degrees of freedom, {DRAWS} draws, {float((accepted > 0).double().mean()):.0%} accepted"
+    share = float((accepted > 0).double().mean())
+    seen = f"chi-square {statistic:.1f} at {degrees} degrees of freedom, {DRAWS} draws, {share:.0%} accepted"
     return Check(name, deviation < 4 and alien == 0, seen)

@@ -36,7 +36,8 @@ class BlockPool:
     """Keys and values of `blocks` blocks of `block_size` positions, for every layer.
 
     keys[layer], values[layer]: [slots, kv_heads, head_dim]. A block is free, referenced, or unreferenced but kept for
-    its prefix hash (least recently used goes first). Zero-filled once: attention masks stale slots, which must be finite.
+    its prefix hash (least recently used goes first). Zero-filled once: attention masks stale slots, which must be
+    finite.
     """
 
     def __init__(

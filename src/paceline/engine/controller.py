@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from paceline.types import Draft
 
+# Drafting has to promise this much more than plain decoding: estimates err, and a lost step is lost.
+WORTHWHILE = 1.05
+
 
 @dataclass
 class LineFit:
@@ -49,7 +52,25 @@ class Controller:
     longest: int = 64
     target: LineFit = field(default_factory=LineFit)
     draft_seconds: float | None = None  # per drafted token
-    acceptance: float = 0.75  # of drafts without a confidence, fading average
+    accepted: float = 3.0  # fading counts of drafted tokens that were reached by verification; the prior is 3 of 4
+    tried: float = 4.0
+    tokens_per_second: float | None = None  # of one sequence in steps that drafted, fading average
+
+    @property
+    def acceptance(self) -> float:
+        return self.accepted / self.tried
+
+    def break_even(self) -> float:
+        """Least chance of being emitted at which one more token of a draft model pays for its time.
+
+        A token costs its own draft step and a row of verification; it must earn at least the present rate.
+        """
+        if self.fixed is not None:
+            return 0.0
+        if self.draft_seconds is None or self.tokens_per_second is None:
+            return 0.4
+        row = self.target.seconds(2) - self.target.seconds(1)
+        return min(0.95, self.tokens_per_second * (self.draft_seconds + row))
 
     def budget(self) -> int:
         """The most tokens to ask of a proposer for one sequence; `trim` decides how many of them are verified."""
@@ -67,18 +88,25 @@ class Controller:
         return draft.head(best_length(draft.confidence, self.target, 1 + other_rows, 0.0))
 
     def observe(self, rows: int, target_seconds: float, drafted: int, accepted: int, draft_seconds: float) -> None:
+        """Learn from one decoding step: its rows, its times, what it drafted and accepted in all."""
         self.target.learn(rows, target_seconds)
         if drafted == 0:
             return
-        per_token = draft_seconds / drafted
-        self.draft_seconds = per_token if self.draft_seconds is None else 0.9 * self.draft_seconds + 0.1 * per_token
-        tried = min(drafted, accepted + 1)
-        self.acceptance += (accepted / tried - self.acceptance) * min(0.5, tried * 0.05)
+        sequences = rows - drafted
+        rate = (accepted + sequences) / sequences / (target_seconds + draft_seconds)
+        self.draft_seconds = _fade(self.draft_seconds, draft_seconds / drafted)
+        self.tokens_per_second = _fade(self.tokens_per_second, rate)
+        self.accepted = 0.9 * self.accepted + accepted
+        self.tried = 0.9 * self.tried + min(drafted, accepted + sequences)
+
+
+def _fade(old: float | None, new: float) -> float:
+    return new if old is None else 0.9 * old + 0.1 * new
 
 
 def best_length(rates: Sequence[float], target: LineFit, rows: int, draft_seconds: float) -> int:
     """Draft length n that maximises (1 + s_1 + .. + s_n) / (T(rows + n) + n * draft_seconds), s_j the survival."""
-    best, best_rate = 0, 1 / target.seconds(rows)
+    best, best_rate = 0, WORTHWHILE / target.seconds(rows)
     emitted, survival = 1.0, 1.0
     for n, rate in enumerate(rates, start=1):
         survival *= rate

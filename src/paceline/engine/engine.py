@@ -51,7 +51,7 @@ class Engine:
         self._ids = itertools.count()
 
     def add(self, prompt: Seq[int], params: SamplingParams) -> Sequence:
-        """Queue a request. Raises PacelineError for an empty prompt, one past the context, or one the cache cannot hold."""
+        """Queue a request. Raises PacelineError for a prompt that is empty, past the context, or too long for the cache."""
         limit = self.model.config.max_positions
         if not prompt:
             raise PacelineError("the prompt is empty: give at least one token")
@@ -66,7 +66,8 @@ class Engine:
         if self.pool.blocks_for(room) > self.pool.blocks:
             held = self.pool.blocks * self.pool.block_size
             raise PacelineError(
-                f"prompt and max_tokens come to {room} tokens, the cache holds {held}; lower max_tokens or raise cache_bytes"
+                f"prompt and max_tokens come to {room} tokens, the cache holds {held}; "
+                "lower max_tokens or raise cache_bytes"
             )
         output = Output.of(self.model.tokenizer, params, self.model.eos_ids)
         seed = secrets.randbits(63) if params.seed is None else params.seed

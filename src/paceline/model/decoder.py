@@ -156,7 +156,7 @@ def write_slots(spans: Sequence[Span], device: torch.device) -> slice | Tensor:
     return send(torch.cat(tables), device)
 
 
-PARALLEL_FROM = 32_768  # elements: PyTorch splits larger elementwise work between threads
+PARALLEL_FROM = 16_384  # elements: PyTorch splits larger activations between threads
 
 
 def by_rows(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -168,4 +168,5 @@ def by_rows(activation: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     width = x.shape[1]
     if x.device.type != "cpu" or x.numel() < PARALLEL_FROM or (torch.get_num_threads() <= 2 and width % 64 == 0):
         return activation(x)
-    return torch.cat([activation(part) for part in x.split(max(1, (PARALLEL_FROM - 1) // width))])
+    step = max(1, (PARALLEL_FROM - 1) // width)
+    return torch.cat([activation(x[i : i + step]) for i in range(0, x.shape[0], step)])

@@ -1,4 +1,4 @@
-"""Matrix products: dense (fp32, bf16) and int8 with per-row dynamic activations."""
+"""Matrix products: dense (fp32, bf16), int8 with per-row dynamic activations, int4 weights for drafts."""
 
 from __future__ import annotations
 
@@ -88,3 +88,53 @@ class Int8Linear:
 
 
 _QLINEAR = torch.ops.onednn.qlinear_pointwise.default
+
+
+GROUP = 32
+
+
+def quantize_groups(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """4 bits, asymmetric, groups of 32 inputs: weight [out, in] -> nibbles uint8 [out, in / 2], bf16 [in / 32, out, 2].
+
+    The last holds (scale, middle): value = (nibble - 8) * scale + middle. Even inputs are the low nibbles.
+    """
+    rows, columns = weight.shape
+    groups = weight.float().view(rows, columns // GROUP, GROUP)
+    low, high = groups.amin(dim=2), groups.amax(dim=2)
+    # Round the scale to what is stored before levels are chosen by it.
+    scale = ((high - low) / 15).clamp_min(1e-9).to(torch.bfloat16)
+    middle = (low + 8 * scale.float()).to(torch.bfloat16)
+    levels = (groups - middle.float()[..., None]) / scale.float()[..., None] + 8
+    levels = levels.round_().clamp_(0, 15).to(torch.uint8).view(rows, columns)
+    return levels[:, ::2] | levels[:, 1::2] << 4, torch.stack((scale, middle), dim=2).transpose(0, 1).contiguous()
+
+
+class Int4Linear:
+    """4-bit weights, bf16 activations, through PyTorch's packed CPU kernel. Rows are not promised to be independent.
+
+    The kernel's time grows with every row, so `WIDE` rows and more (a prompt) go through `wide`, the same in int8.
+    """
+
+    STEP = 16  # the kernel wants multiples of this many output channels
+    WIDE = 5
+
+    def __init__(self, nibbles: Tensor, groups: Tensor, wide: Int8Linear, bias: Tensor | None = None) -> None:
+        self.out_features = nibbles.shape[0]
+        self.wide, self.bias = wide, bias
+        missing = -self.out_features % self.STEP
+        nibbles = F.pad(nibbles, (0, 0, 0, missing))
+        levels = torch.stack((nibbles & 15, nibbles >> 4), dim=2).flatten(1).to(torch.int32)
+        self.packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels, 1)
+        self.groups = F.pad(groups, (0, 0, 0, missing)).contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if x.shape[0] >= self.WIDE:
+            product = self.wide(x.float()).to(x.dtype)
+        else:
+            product = _INT4(x, self.packed, GROUP, self.groups)
+            if product.shape[1] > self.out_features:
+                product = product[:, : self.out_features]
+        return product if self.bias is None else product.add_(self.bias)
+
+
+_INT4 = torch.ops.aten._weight_int4pack_mm_for_cpu.default

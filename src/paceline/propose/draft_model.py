@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool, CacheFull, SequenceCache
@@ -70,26 +71,28 @@ class DraftModelProposer:
     """Drafts token by token, one batched forward per depth, from its own cache.
 
     The cache follows the target's tokens: what was drafted and accepted is already there, so each proposal feeds one
-    new token (two after a full acceptance). `stop_below`: stop after a token that brings the product of the draft's
-    own probabilities under this; the weak token itself stays, so that what is verified never depends on what was
-    drawn. `vocab_size`: ids the target's tokenizer knows; the draft proposes no others.
+    new token (two after a full acceptance). `stop_below()`: stop after a token that brings the product of the
+    draft's own probabilities under this (0: never); the weak token itself stays, so that what is verified never
+    depends on what was drawn. `vocab_size`: ids the target's tokenizer knows; the draft proposes no others. `width`:
+    the target's output rows.
     """
 
     name = "draft"
 
     def __init__(
         self, model: LoadedModel, pool: BlockPool, *, vocab_size: int, width: int,
-        stop_below: float = 0.4, prefill_chunk: int = 256,
+        stop_below: Callable[[], float], prefill_chunk: int = 256,
     ) -> None:  # fmt: skip
         self.model, self.decoder, self.pool = model, model.decoder, pool
         self.vocab_size, self.width = vocab_size, width
         # Looking at a confidence means waiting for it: worth it on a CPU, a stall on an accelerator.
-        self.stop_below = stop_below if self.decoder.device.type == "cpu" else 0.0
+        self.looks = self.decoder.device.type == "cpu"
+        self.stop_below = stop_below
         self.prefill_chunk = prefill_chunk
         self._states: dict[int, State] = {}
 
     def open(self, view: View) -> None:
-        """Start from the longest prefix in the draft's own cache; without room there, or in its context, do not draft."""
+        """Start from the longest prefix in the draft's own cache; without room there the sequence decodes plainly."""
         room = min(view.room, self.decoder.config.max_positions)
         try:
             self._states[view.id] = State(self.pool.open(view.tokens, room))
@@ -171,32 +174,39 @@ class DraftModelProposer:
         return self.decoder.forward(batch)[0]
 
     def _scores(self, chains: list[Chain], hidden: Tensor) -> Tensor:
-        """Scores [B, width] in the target's ids, after each request's own chain."""
+        """Scores [B, V] after each request's own chain; [B, len(head_ids)] where a reduced vocabulary can stay so."""
         logits = self.decoder.logits(hidden)
-        scores = logits.new_full((logits.shape[0], self.width), NEVER)
+        params = [chain.view.params for chain in chains]
         if self.decoder.head_ids is not None:
-            scores[:, self.decoder.head_ids] = logits
-        else:
-            scores[:, : self.vocab_size] = logits[:, : self.vocab_size]
-        scores[:, self.vocab_size :] = NEVER
-        spans = [
-            RowSpan(chain.view.params, chain.view.tokens, chain.view.prompt_length, chain.drafted, row, 1)
-            for row, chain in enumerate(chains)
-        ]
-        return transform(scores, spans)
+            if all(p.plain_argmax for p in params):
+                return logits
+            logits = logits.new_full((len(chains), self.width), NEVER).index_copy_(1, self.decoder.head_ids, logits)
+        if logits.shape[1] < self.width:
+            logits = F.pad(logits, (0, self.width - logits.shape[1]))
+        logits[:, self.vocab_size :] = NEVER
+        return transform(
+            logits[:, : self.width],
+            [
+                RowSpan(p, c.view.tokens, c.view.prompt_length, c.drafted, b, 1)
+                for b, (p, c) in enumerate(zip(params, chains, strict=True))
+            ],
+        )
 
     def _draw(self, chains: list[Chain], scores: Tensor) -> None:
-        """One token for every chain from its row of scores [B, V]."""
-        tokens = self._choose(chains, scores)
+        """One token for every chain from its row of scores."""
+        picked = self._choose(chains, scores)
+        reduced = scores.shape[1] < self.width and self.decoder.head_ids is not None
+        tokens = self.decoder.head_ids[picked] if reduced and self.decoder.head_ids is not None else picked
         q = None if all(chain.view.params.coupled for chain in chains) else scores.softmax(dim=1)
         for b, chain in enumerate(chains):
             chain.tokens.append(tokens[b])
             if q is not None and not chain.view.params.coupled:
                 chain.q.append(q[b])
-        if self.stop_below > 0:
-            own = scores.gather(1, tokens[:, None]).squeeze(1) - scores.logsumexp(dim=1)
+        threshold = self.stop_below() if self.looks else 0.0
+        if threshold > 0:
+            own = scores.gather(1, picked[:, None]).squeeze(1) - scores.logsumexp(dim=1)
             for chain, confidence in zip(chains, own.exp().tolist(), strict=True):
-                chain.trust(confidence, self.stop_below)
+                chain.trust(confidence, threshold)
 
     def _choose(self, chains: list[Chain], scores: Tensor) -> Tensor:
         """Coupled drafts share the target's noise, which makes them agree; rejection needs noise of its own."""

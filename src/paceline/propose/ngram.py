@@ -72,7 +72,7 @@ class NgramProposer:
         lookup = self._lookups[view.id]
         lookup.run = lookup.run + verdict.accepted if verdict.accepted == verdict.drafted else verdict.accepted
         if verdict.drafted:
-            self._records[bucket(lookup.matched)].learn(verdict, fading=0.9)
+            self._records[bucket(lookup.matched)].learn(verdict, fading=0.95)
 
     def close(self, view: View) -> None:
         del self._lookups[view.id]
@@ -114,4 +114,4 @@ def bucket(matched: int) -> int:
 
 def prior(matched: int) -> float:
     """Acceptance to expect before anything was seen: long matches seldom fail."""
-    return 1 - 0.8 / matched
+    return 1 - 1 / matched

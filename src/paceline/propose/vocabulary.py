@@ -18,7 +18,7 @@ def require_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
     if len(ours) > draft.config.vocab_size:
         raise PacelineError(
             f"the vocabularies of {target.name} and {draft.name} differ: the target knows {len(ours)} tokens, the "
-            f"draft has rows for {draft.config.vocab_size} (the first one it lacks is {ours[draft.config.vocab_size]!r})"
+            f"draft has rows for {draft.config.vocab_size}; the first it lacks is {ours[draft.config.vocab_size]!r}"
         )
     if len(theirs) > len(ours):
         raise PacelineError(

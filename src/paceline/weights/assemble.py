@@ -9,7 +9,7 @@ from torch import Tensor
 from paceline.device import Backend
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Decoder, Layer, Norm
-from paceline.model.linear import DenseLinear, Int8Linear, Linear
+from paceline.model.linear import DenseLinear, Int4Linear, Int8Linear, Linear
 from paceline.model.norm import LayerNorm, RMSNorm
 
 
@@ -65,11 +65,19 @@ class _Builder:
         return RMSNorm(self.tensor(f"{name}.weight"), self.config.norm_eps)
 
     def linear(self, name: str, rows: Tensor | None = None) -> Linear:
-        weight, bias = self.tensor(f"{name}.weight"), self.optional(f"{name}.bias")
-        scale = self.optional(f"{name}.scale")
-        if rows is not None:
-            weight = weight[rows]
-            scale = None if scale is None else scale[rows]
+        """`rows`: keep only these output channels."""
+
+        def part(kind: str) -> Tensor | None:
+            stored = self.optional(f"{name}.{kind}")
+            if stored is None or rows is None:
+                return stored
+            return stored[:, rows] if kind == "groups" else stored[rows]
+
+        weight, scale, bias = part("weight"), part("scale"), part("bias")
+        assert weight is not None
         if scale is None:
             return DenseLinear(weight, bias)
+        nibbles, groups = part("nibbles"), part("groups")
+        if nibbles is not None and groups is not None:
+            return Int4Linear(nibbles, groups, Int8Linear(weight, scale, split=False), bias)
         return Int8Linear(weight, scale, bias, split=self.backend.precision == "int8")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from paceline.device import Backend
 from paceline.model.config import ModelConfig
-from paceline.model.linear import quantize_rows
+from paceline.model.linear import GROUP, quantize_groups, quantize_rows
 from paceline.weights.names import Names, names_of
 from paceline.weights.source import TensorSource
 
@@ -66,7 +66,12 @@ class _Reader:
         flip = self.names.transposed if transposed is None else transposed
         parts = [self.source.get(f"{module}.weight") for module in modules]
         weight = torch.cat([part.t() if flip else part for part in parts]).contiguous()
-        if self.backend.int8:
+        four_bits = self.backend.int4 and weight.shape[1] % GROUP == 0
+        if four_bits:
+            nibbles, groups = quantize_groups(weight)
+            yield f"{to}.nibbles", nibbles
+            yield f"{to}.groups", groups
+        if self.backend.int8 or four_bits:
             quantized, scale = quantize_rows(weight)
             yield f"{to}.weight", quantized
             yield f"{to}.scale", scale

@@ -89,7 +89,7 @@ def _load_weights(checkpoint: Checkpoint, key: str, device: str | None, precisio
     source = open_source(checkpoint)
     backend = choose_backend(device, precision, quantized_checkpoint=source.quantized)
     converted = Converted(source.config, source.quantized, dict(convert(source, backend)))
-    if backend.int8 or (source.quantized and backend.precision != "fp32"):
+    if backend.int8 or backend.int4 or (source.quantized and backend.precision != "fp32"):
         save_converted(key, backend, converted)
     return backend, converted
 

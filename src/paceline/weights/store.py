@@ -20,7 +20,7 @@ from paceline.model.config import ModelConfig
 from paceline.weights.cache_dir import converted_dir
 from paceline.weights.resolve import Checkpoint
 
-FORMAT = 1  # raise it when `convert` changes what it writes
+FORMAT = 2  # raise it when `convert` changes what it writes
 _CONFIG = TypeAdapter(ModelConfig)
 
 
