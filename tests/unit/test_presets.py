@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from paceline.errors import PacelineError
-from paceline.weights import presets
+from paceline.weights import download, presets
 from paceline.weights.presets import PRESETS, Preset, preset_is_cached, preset_path, remove_preset
 
 PARTS = [f"<{n}>".encode() * (40 + n) for n in range(1, 13)]
@@ -286,7 +286,7 @@ def test_progress_goes_to_stderr_and_only_when_wanted(index: FakeIndex, capfd: p
     ],
 )
 def test_pip_is_quoted_in_one_line_that_helps(stderr: str, told: str) -> None:
-    complaint = presets.pip_complaint(stderr)
+    complaint = download.pip_complaint(stderr)
     assert told in complaint
     assert "\n" not in complaint
     assert "notice" not in complaint

@@ -22,8 +22,10 @@ from paceline import device
 from paceline.device import Backend
 from paceline.model.config import ModelConfig, RopeConfig
 from paceline.weights import load, store
+from paceline.weights.cache_dir import converted_dir
+from paceline.weights.fingerprint import fingerprint, remove_converted
 from paceline.weights.resolve import Checkpoint
-from paceline.weights.store import Converted, fingerprint, load_converted, save_converted
+from paceline.weights.store import Converted, load_converted, save_converted
 
 VOCAB, HIDDEN = 50, 64
 CONFIG: dict[str, Any] = {
@@ -380,3 +382,14 @@ def test_auto_for_a_directory_ignores_a_stored_int8(
     load.load_model(str(folder), device="cpu", precision="int8")
     assert load.load_model(str(folder), device="cpu").backend.precision == "fp32"
     assert "head.scale" not in loads.tensors[-1]
+
+
+def test_removing_takes_what_was_converted_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
+    mine, other = (checkpoint_of(write_gguf(tmp_path / name)) for name in ("mine.gguf", "other.gguf"))
+    folder = converted_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    for checkpoint in (mine, other):
+        (folder / f"{fingerprint(checkpoint)}-int8.safetensors").write_bytes(b"12345")
+    assert remove_converted(mine) == 5
+    assert [file.name for file in folder.glob("*-int8.safetensors")] == [f"{fingerprint(other)}-int8.safetensors"]

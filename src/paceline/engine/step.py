@@ -27,14 +27,18 @@ from paceline.types import Draft, Sequence, Verdict
 
 @dataclass
 class Stepper:
-    """What a step needs. `vocab_size`: ids the tokenizer knows; padded output rows get probability 0."""
+    """What a step needs. `vocab_size`: ids the tokenizer knows; padded output rows get probability 0.
+
+    `reuse_decoded`: blocks that decoding filled may serve later prompts. Only where a row's bits do not depend on its
+    company do they hold what a prefill would give; elsewhere the prompt's own blocks alone are shared.
+    """
 
     target: Decoder
     pool: BlockPool
     proposer: Proposer
     controller: Controller
     vocab_size: int
-    eos_ids: tuple[int, ...] = ()
+    reuse_decoded: bool = True
 
     def step(self, work: Seq[Work]) -> list[Sequence]:
         """Advance every sequence of `work`; returns those that finished. They keep their cache until released."""
@@ -102,7 +106,8 @@ class Stepper:
             pending = sequence.pending
             kept = truncate(sequence, tokens)
             record_logprobs(candidate, kept, logits)
-            sequence.cache.commit(range(pending + len(kept) - 1), sequence.tokens)
+            known = sequence.tokens if self.reuse_decoded else sequence.tokens[: sequence.prompt_length]
+            sequence.cache.commit(range(pending + len(kept) - 1), known)
             verdict = Verdict(candidate.draft.size, min(len(tokens) - 1, len(kept)))
             sequence.stats.record(verdict.drafted, verdict.accepted)
             self.proposer.observe(sequence, verdict)

@@ -46,7 +46,7 @@ def verify(scores: Tensor, candidates: Seq[Candidate]) -> tuple[Tensor, Tensor]:
     parts = [_verify_kind(kind, scores, [candidates[b] for b in members]) for kind, members in kinds.items()]
     if len(parts) == 1:
         return parts[0]
-    order = torch.tensor([b for members in kinds.values() for b in members]).argsort().to(scores.device)
+    order = send(torch.tensor([b for members in kinds.values() for b in members]).argsort(), scores.device)
     return torch.cat([p[0] for p in parts])[order], torch.cat([p[1] for p in parts])[order]
 
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from paceline.device import send
 from paceline.sampling.params import SamplingParams
 
 NEVER = float("-inf")
@@ -53,7 +54,8 @@ def transform(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
         if not span.params.greedy:
             alike.setdefault(Cut.of(span.params), []).append(span)
     for cut, members in alike.items():
-        rows = torch.cat([torch.arange(m.start, m.start + m.count) for m in members]).to(scores.device)
+        rows = torch.cat([torch.arange(m.start, m.start + m.count) for m in members])
+        rows = send(rows, scores.device)
         scores[rows] = truncate(scores[rows], cut)
     return scores
 
@@ -147,7 +149,8 @@ def _penalise(scores: Tensor, span: RowSpan) -> Tensor:
 
 
 def _counts(tokens: Sequence[int], width: int, device: torch.device) -> Tensor:
-    return torch.bincount(torch.tensor(tokens, dtype=torch.int64), minlength=width).float().to(device)
+    counts = torch.bincount(torch.tensor(tokens, dtype=torch.int64), minlength=width)
+    return send(counts.float(), device)
 
 
 def _draft_counts(span: RowSpan, scores: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from paceline.device import send
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -31,7 +33,7 @@ def line_up(starts: Sequence[int], drafts: Sequence[Tensor], device: torch.devic
     padded = torch.full((len(drafts), longest), -1, dtype=torch.int64, device=device)
     for b, draft in enumerate(drafts):
         padded[b, : lengths[b]] = draft
-    return Rows(index.to(device), padded, torch.tensor(lengths).to(device))
+    return Rows(send(index, device), padded, send(torch.tensor(lengths), device))
 
 
 def accepted_prefix(accept: Tensor) -> Tensor:

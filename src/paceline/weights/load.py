@@ -15,11 +15,12 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.weights.assemble import assemble
 from paceline.weights.cache_dir import converted_dir
 from paceline.weights.convert import convert
+from paceline.weights.fingerprint import fingerprint
 from paceline.weights.gguf import GGUFSource
 from paceline.weights.resolve import Checkpoint, resolve
 from paceline.weights.safetensors import SafetensorsSource
 from paceline.weights.source import TensorSource
-from paceline.weights.store import Converted, fingerprint, load_converted, save_converted
+from paceline.weights.store import Converted, load_converted, save_converted
 
 
 @dataclass

