@@ -6,10 +6,12 @@ import asyncio
 import queue
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from paceline.errors import PacelineError
 from paceline.llm import LLM, Message, Prompt
 from paceline.result import GenerationResult, StreamChunk
 from paceline.sampling.params import SamplingParams
@@ -32,6 +34,7 @@ class AsyncLLM:
         self._llm = LLM(model, **options)
         self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._live: dict[int, _Live] = {}
+        self._closed = False
         self._thread = threading.Thread(target=self._run, name="paceline-engine", daemon=True)
         self._thread.start()
 
@@ -46,13 +49,15 @@ class AsyncLLM:
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[StreamChunk]:
         """Chunks as they become final; cancelling the coroutine ends the request."""
+        if self._closed:
+            raise PacelineError("the engine is closed; make a new AsyncLLM")
         ids = self._llm.encode(prompt)
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[StreamChunk | Exception] = asyncio.Queue()
         ticket = object()
 
         def deliver(chunk: StreamChunk | Exception) -> None:
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # the loop was closed: no one waits any more
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
         self._inbox.put(lambda: self._add(id(ticket), ids, params or SamplingParams(), deliver))
@@ -69,8 +74,10 @@ class AsyncLLM:
 
     def close(self) -> None:
         """Stop after the current step; requests under way end with an error."""
+        self._closed = True
         self._inbox.put(None)
         self._thread.join()
+        self._refuse_latecomers()
 
     async def __aenter__(self) -> AsyncLLM:
         return self
@@ -81,15 +88,25 @@ class AsyncLLM:
         await asyncio.to_thread(self.close)
 
     def _run(self) -> None:
-        while self._take_messages():
+        while True:
             try:
+                if not self._take_messages():
+                    break
                 self._llm.engine.step()
-            except Exception as error:  # a broken step must not leave its waiters hanging
+                for ticket, live in list(self._live.items()):
+                    self._send_news(ticket, live)
+            except Exception as error:  # whatever broke must not leave its waiters hanging
                 self._fail(error)
-                continue
-            for ticket, live in list(self._live.items()):
-                self._send_news(ticket, live)
-        self._fail(RuntimeError("the engine was closed"))
+        self._refuse_latecomers()
+
+    def _refuse_latecomers(self) -> None:
+        """Requests that were put in the inbox while the engine closed end with an error, like those under way."""
+        with suppress(queue.Empty):
+            while True:
+                message = self._inbox.get(block=False)
+                if message is not None:
+                    message()
+        self._fail(PacelineError("the engine was closed before the request ended"))
 
     def _take_messages(self) -> bool:
         """Handle what coroutines asked for; wait for it when there is nothing to compute. False: close."""

@@ -66,7 +66,7 @@ class Models:
 def load_models(options: Options) -> Models:
     set_threads(options.threads)
     target = load_model(options.model, device=options.device, precision=options.precision, progress=options.progress)
-    if options.draft is None:
+    if options.draft is None or options.chosen_method != "draft":
         return Models(target)
     draft = load_model(
         options.draft,
@@ -82,9 +82,18 @@ def load_models(options: Options) -> Models:
 def build_engine(options: Options, models: Models) -> Engine:
     """A fresh engine, with its own cache, over weights that are already loaded."""
     target = models.target
-    pool = make_pool(target.config, target.backend, target.key, options.engine)
+    share = _pool_share(options)
+    pool = make_pool(target.config, target.backend, target.key, share)
     controller = Controller(fixed=options.k)
     return Engine(target, _proposer(options, models, controller), pool, controller, options.engine)
+
+
+def _pool_share(options: Options) -> EngineConfig:
+    """A draft's cache comes out of the same budget as the target's: half each."""
+    budget = options.engine.cache_bytes
+    if budget is None or options.chosen_method != "draft":
+        return options.engine
+    return replace(options.engine, cache_bytes=budget // 2)
 
 
 def _draft_precision(target: LoadedModel, options: Options) -> Precision:
@@ -102,8 +111,7 @@ def _proposer(options: Options, models: Models, controller: Controller) -> Propo
     draft = models.draft
     if draft is None:
         raise PacelineError("method 'draft' needs a draft model: give --draft (draft=...)")
-    config = replace(options.engine, cache_bytes=options.engine.cache_bytes and options.engine.cache_bytes // 2)
-    pool = make_pool(draft.config, draft.backend, draft.key, config)
+    pool = make_pool(draft.config, draft.backend, draft.key, _pool_share(options))
     return DraftModelProposer(
         draft,
         pool,

@@ -46,12 +46,18 @@ def choose_backend(device: str | None, precision: str, *, quantized_checkpoint: 
         target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     except RuntimeError:
         raise PacelineError(f"unknown device '{device}'; use cpu, cuda or cuda:N") from None
+    if target.type not in ("cpu", "cuda"):
+        raise PacelineError(f"unknown device '{device}'; use cpu, cuda or cuda:N")
     if target.type == "cuda" and not torch.cuda.is_available():
         raise PacelineError(f"device '{device}' was asked for but PyTorch finds no GPU; use --device cpu")
+    if target.index is not None and target.type == "cuda" and target.index >= torch.cuda.device_count():
+        raise PacelineError(f"device '{device}' was asked for but PyTorch finds {torch.cuda.device_count()} GPU(s)")
     if precision == "auto":
         precision = _best_precision(target, quantized_checkpoint)
     if precision in ("int8", "int8-fast", "int4") and target.type != "cpu":
         raise PacelineError(f"precision '{precision}' runs on the CPU only; use bf16 on {target}")
+    if precision in ("int8", "int8-fast") and not has_int8_dot():
+        raise PacelineError(f"precision '{precision}' needs a processor with VNNI; use fp32 or bf16")
     dtype = torch.bfloat16 if precision in ("bf16", "int4") else torch.float32
     return Backend(target, precision, dtype)  # type: ignore[arg-type]
 

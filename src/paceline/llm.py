@@ -46,6 +46,8 @@ class LLM:
         """Continue each prompt (text or token ids). One text gives one result, a list gives a list in its order."""
         if isinstance(prompts, str):
             return self._run([prompts], [_single(params)])[0]
+        if any(isinstance(prompt, int) for prompt in prompts):
+            raise PacelineError("prompts must be texts or lists of token ids; put one list of ids in another list")
         several = params if isinstance(params, Sequence) else [_single(params)] * len(prompts)
         if len(several) != len(prompts):
             raise PacelineError(f"{len(prompts)} prompts but {len(several)} sampling parameters; give one or as many")
@@ -96,5 +98,9 @@ class LLM:
         return [GenerationResult.of(sequence) for sequence in sequences]
 
 
-def _single(params: SamplingParams | Sequence[SamplingParams] | None) -> SamplingParams:
-    return params if isinstance(params, SamplingParams) else SamplingParams()
+def _single(params: object) -> SamplingParams:
+    if params is None:
+        return SamplingParams()
+    if not isinstance(params, SamplingParams):
+        raise PacelineError(f"params must be SamplingParams, not {type(params).__name__}")
+    return params

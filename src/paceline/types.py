@@ -35,6 +35,7 @@ class RequestStats:
     target_seconds: float = 0.0
     other_seconds: float = 0.0
     first_token_seconds: float = 0.0  # from admission to the first token
+    first_step_tokens: int = 0  # emitted by the step that ended the prompt: their time is not decoding time
     decode_seconds: float = 0.0  # from the first token's step to the last
 
     @property
@@ -54,8 +55,9 @@ class RequestStats:
 
     @property
     def tokens_per_second(self) -> float:
-        """Decode rate: tokens after the first over the time after the first step."""
-        return (self.generated_tokens - 1) / self.decode_seconds if self.decode_seconds > 0 else 0.0
+        """Decode rate: tokens after the first step over the time after it (0 when there were none)."""
+        rest = self.generated_tokens - self.first_step_tokens
+        return rest / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
     def record(self, drafted: int, accepted: int) -> None:
         missing = drafted - len(self.drafted_at)
@@ -138,7 +140,7 @@ class Draft:
         return Draft(send(self.tokens, device), self.q, self.confidence)
 
     def head(self, count: int) -> Draft:
-        """The first `count` tokens. Exact for any draft: what is left out depends on nothing that was drawn here."""
+        """The first `count` tokens. For sampled drafts `count` must be chosen without looking at what was drawn."""
         if count >= self.size:
             return self
         q = None if self.q is None else self.q[:count]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 from lab_files import letter_model
+from torch import Tensor
 
 from paceline import LLM, AsyncLLM, GenerationResult, PacelineError, SamplingParams
 
@@ -107,6 +109,32 @@ def test_wrong_prompts_are_named(llm: LLM) -> None:
     assert llm.engine.idle
 
 
+def test_wrong_parameters_are_named(llm: LLM) -> None:
+    for params in ({"temperature": 1.0}, [LONG]):
+        with pytest.raises(PacelineError, match="params must be SamplingParams"):
+            llm.generate("abc", params)  # type: ignore[arg-type]
+    with pytest.raises(PacelineError, match="put one list of ids in another list"):
+        llm.generate([0, 1, 2], LONG)  # type: ignore[list-item]
+
+
+def test_a_step_that_failed_leaves_the_other_requests_whole(folder: str) -> None:
+    """A processor that raises ends its own call; a stream that shared the step goes on as it would alone."""
+
+    def broken(logits: Tensor, history: Sequence[int]) -> Tensor:
+        raise ValueError("no")
+
+    engine = LLM(folder, threads=1, precision="fp32", draft=folder, k=3)
+    want = engine.generate("abcabc", LONG).token_ids
+    stream = engine.stream("abcabc", LONG)
+    got = list(next(stream).token_ids)
+    with pytest.raises(ValueError, match="no"):
+        engine.generate("abc", SamplingParams(processors=(broken,)))
+    for chunk in stream:
+        got += chunk.token_ids
+    assert got == want
+    assert engine.engine.cache_usage().used == 0
+
+
 def test_a_request_that_can_never_fit_is_refused_at_once(folder: str) -> None:
     from paceline import EngineConfig
 
@@ -122,6 +150,20 @@ def test_async_requests_share_the_engine(folder: str, llm: LLM) -> None:
 
     results = asyncio.run(main())
     assert [r.token_ids for r in results] == [r.token_ids for r in llm.generate(["abc", "bca", "xyz"], LONG)]
+
+
+def test_async_requests_under_way_end_when_the_engine_closes(folder: str) -> None:
+    async def main() -> None:
+        engine = AsyncLLM(folder, threads=1, precision="fp32")
+        task = asyncio.create_task(engine.generate("abc", SamplingParams(max_tokens=60)))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(engine.close)
+        with pytest.raises(PacelineError, match="closed"):
+            await asyncio.wait_for(task, timeout=20)
+        with pytest.raises(PacelineError, match="closed"):
+            await asyncio.wait_for(engine.generate("abc"), timeout=20)
+
+    asyncio.run(main())
 
 
 def test_async_errors_reach_the_caller_and_cancelling_frees(folder: str) -> None:

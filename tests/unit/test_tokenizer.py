@@ -11,6 +11,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import PacelineError
+from paceline.text.gguf_tokenizer import _without_padding
 from paceline.text.pieces import BYTE_OF
 from paceline.text.pretokenizers import RULES
 from paceline.text.tokenizer import Tokenizer
@@ -287,6 +288,20 @@ def test_vocabulary_counts_and_spells_every_id(byte_level: WriteGguf) -> None:
     assert tokenizer.vocab_size == len(tokens)
     assert tokenizer.token_strings() == tokens
     assert tokenizer.token_string(tokens.index("Ġhello")) == "Ġhello"
+
+
+def test_rows_that_only_pad_the_output_are_no_tokens(byte_level: WriteGguf) -> None:
+    """The converter calls them [PADn], unused; one that is not at the end keeps its id."""
+    padding = {"[PAD271]": UNUSED_TYPE}
+    inside = Tokenizer.from_gguf(byte_level(words=("[PAD271]",), retyped=padding))
+    assert "[PAD271]" in inside.token_strings()
+    tokens, types = byte_level_vocabulary()
+    metadata = {
+        "tokenizer.ggml.tokens": [*tokens, "[PAD900]", "[PAD901]"],
+        "tokenizer.ggml.token_type": [*types, UNUSED_TYPE, UNUSED_TYPE],
+    }
+    assert _without_padding(metadata)["tokenizer.ggml.tokens"] == tokens
+    assert _without_padding(metadata)["tokenizer.ggml.token_type"] == types
 
 
 def test_rows_that_pad_the_embedding_decode_to_nothing(byte_level: WriteGguf) -> None:

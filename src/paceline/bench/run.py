@@ -97,7 +97,7 @@ OnRun = Callable[[int, int, str], None]
 
 def run_bench(config: BenchConfig, on_run: OnRun | None = None) -> Outcome:
     """Load once, warm each method up, time them, and decode plainly once more for the margins."""
-    models = load_models(_without_idle_draft(config))
+    models = load_models(_with_draft_if_used(config))
     prompts = encode(config, models)
     llms = engines(config, models, longest=max(map(len, prompts.values())))
     runners: dict[str, Runner] = {method: EngineRunner(llm, config.params) for method, llm in llms.items()}
@@ -182,6 +182,6 @@ def rotated(methods: Sequence[str], by: int) -> list[str]:
     return [*methods[by:], *methods[:by]]
 
 
-def _without_idle_draft(config: BenchConfig) -> Options:
-    """Options that load the draft only if a method of ours uses it."""
-    return config.options if "draft" in config.methods else replace(config.options, draft=None, method=None)
+def _with_draft_if_used(config: BenchConfig) -> Options:
+    """The draft is loaded with the method that needs it."""
+    return replace(config.options, method="draft" if "draft" in config.methods else "none")

@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli import options as opt
 from paceline.cli.console import note, summary
+from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
     from paceline.llm import LLM
@@ -52,7 +53,11 @@ def chat(
             messages = list(start)
         elif said:
             messages.append({"role": "user", "content": said})
-            messages.append({"role": "assistant", "content": _answer(llm, messages, params, quiet)})
+            try:
+                messages.append({"role": "assistant", "content": _answer(llm, messages, params, quiet)})
+            except PacelineError as error:  # the conversation outgrew the context: it is the user's to shorten
+                messages.pop()
+                print(f"error: {error} (/reset starts over)", file=sys.stderr)
 
 
 def _listen() -> str | None:

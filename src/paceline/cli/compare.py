@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.cli.console import note
+from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.result import GenerationResult
 from paceline.sampling.params import SamplingParams
@@ -18,6 +19,8 @@ WARM_UP_TOKENS = 8
 
 def compare(llm: LLM, ids: list[int], params: SamplingParams, *, as_json: bool, quiet: bool) -> None:
     """Print the answer and the comparison. Without a seed one is drawn, so that sampled runs can be compared at all."""
+    if llm.options.chosen_method == "none":
+        raise PacelineError("--compare needs a method to compare with plain decoding; give --method ngram or draft")
     if not params.greedy and params.seed is None:
         params = replace(params, seed=secrets.randbits(31))
     plain = LLM(**_plain_options(llm), models=llm.models)
@@ -26,7 +29,7 @@ def compare(llm: LLM, ids: list[int], params: SamplingParams, *, as_json: bool, 
     base, fast = results["none"], results[llm.options.chosen_method]
     identical = base.token_ids == fast.token_ids
     speedup = fast.stats.tokens_per_second / base.stats.tokens_per_second if base.stats.tokens_per_second else 0.0
-    margin = None if identical else _margin_at_difference(plain, ids, params, fast)
+    margin = None if identical or not params.coupled else _margin_at_difference(plain, ids, params, fast)
     if as_json:
         print(json.dumps(_as_json(results, fast, identical, speedup, margin), ensure_ascii=False))
         return
@@ -100,4 +103,5 @@ def _table(results: dict[str, GenerationResult], identical: bool, speedup: float
     verdict = "tokens identical" if identical else "tokens differ"
     if not identical and not coupled:
         verdict += " (rejection keeps the distribution, not the tokens of a seed; use --verify coupled)"
-    console.print(f"\n{verdict}; {speedup:.2f}x the speed of plain decoding", style="bold")
+    pace = f"{speedup:.2f}x the speed of plain decoding" if speedup else "too short an answer to time"
+    console.print(f"\n{verdict}; {pace}", style="bold")

@@ -93,13 +93,16 @@ def parse_bias(entries: list[str]) -> dict[int, float]:
 
 def _answer(llm: LLM, ids: list[int], params: SamplingParams, *, as_json: bool, quiet: bool) -> None:
     result = None
+    text, token_ids = "", list[int]()
     try:
         for chunk in llm.stream(ids, params):
+            text, token_ids = text + chunk.text, token_ids + chunk.token_ids
             if not as_json:
                 print(chunk.text, end="", flush=True)
             result = chunk.result
     except KeyboardInterrupt:
-        print(flush=True)
+        stopped = {"text": text, "token_ids": token_ids, "finish_reason": "aborted"}
+        print(json.dumps(stopped, ensure_ascii=False) if as_json else "", flush=True)
         note("stopped", quiet=quiet)
         raise
     assert result is not None

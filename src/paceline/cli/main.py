@@ -45,14 +45,9 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: a user's mistake is one line and exit code 2; Ctrl-C is exit code 130."""
+    """Entry point: a user's mistake is one line and exit code 2. (Typer turns Ctrl-C into exit code 130.)"""
     try:
         app()
     except PacelineError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()
-        sys.exit(0)

@@ -76,10 +76,10 @@ class Controller:
         """The most tokens to ask of a proposer for one sequence; `trim` decides how many of them are verified."""
         if self.fixed is not None:
             return self.fixed
-        if not self.draft_seconds:
-            return self.longest
-        per_token = self.draft_seconds
-        return max(1, best_length([self.acceptance] * self.longest, self.target, 1, per_token))
+        row = self.target.seconds(2) - self.target.seconds(1)
+        if self.draft_seconds is None or self.draft_seconds < row / 10:
+            return self.longest  # drafts that cost next to nothing are cut by their own confidence, in `trim`
+        return max(1, best_length([self.acceptance] * self.longest, self.target, 1, self.draft_seconds))
 
     def trim(self, draft: Draft, other_rows: int) -> Draft:
         """The prefix worth verifying beside `other_rows` rows of the batch: cut by the confidences alone."""

@@ -133,6 +133,7 @@ class Stepper:
                     stats.decode_seconds = ended - item.sequence.first_token_at
                 else:
                     item.sequence.first_token_at = ended
+                    stats.first_step_tokens = stats.generated_tokens
                     stats.first_token_seconds = ended - item.sequence.admitted_at
         if all(item.samples and item.count == 1 for item in work):
             sizes = sum(c.draft.size for c in candidates)
@@ -181,7 +182,10 @@ def record_logprobs(candidate: Candidate, kept: Seq[int], logits: Tensor) -> Non
         return
     start = candidate.span.start
     rows = logits[start : start + len(kept)].log_softmax(dim=1)
-    top = rows.topk(wanted, dim=1) if wanted else None
-    for i, token in enumerate(kept):
-        best = {} if top is None else dict(zip(top.indices[i].tolist(), top.values[i].tolist(), strict=True))
-        candidate.sequence.output.logprobs.append(TokenLogprobs(token, float(rows[i, token]), best))
+    own = rows.gather(1, send(torch.tensor(kept), rows.device)[:, None])
+    top = rows.topk(wanted, dim=1)
+    # One read: float64 holds ids exactly.
+    read = torch.cat((own.double(), top.values.double(), top.indices.double()), dim=1).tolist()
+    for token, (logprob, *rest) in zip(kept, read, strict=True):
+        best = {int(i): value for value, i in zip(rest[:wanted], rest[wanted:], strict=True)}
+        candidate.sequence.output.logprobs.append(TokenLogprobs(token, logprob, best))

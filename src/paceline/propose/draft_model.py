@@ -18,6 +18,8 @@ from paceline.sampling.transform import NEVER, RowSpan, transform
 from paceline.types import NO_DRAFT, Draft, Verdict, View
 from paceline.weights.load import LoadedModel
 
+FEW = 4  # more new tokens than a step brings: the draft is behind and catches up first
+
 
 @dataclass
 class State:
@@ -50,8 +52,12 @@ class Chain:
         return torch.stack(self.tokens)
 
     def noise_key(self) -> tuple[int, int]:
-        purpose = Purpose.SAMPLE if self.view.params.coupled else Purpose.DRAFT
-        return key(self.view.seed, len(self.view.tokens) + len(self.tokens), purpose)
+        """Coupled drafts share the noise of the position. Others draw anew in every step: a draw that was rejected must
+        not come back at the same position, since by then it has had its say in how long drafts are."""
+        step, position = len(self.view.tokens), len(self.view.tokens) + len(self.tokens)
+        if self.view.params.coupled:
+            return key(self.view.seed, position, Purpose.SAMPLE)
+        return key(self.view.seed, step << 32 | position, Purpose.DRAFT)
 
     def trust(self, confidence: float, stop_below: float) -> None:
         """Note the draft's own probability of the token just drawn; end here if the whole chain became unlikely."""
@@ -78,6 +84,7 @@ class DraftModelProposer:
     """
 
     name = "draft"
+    catch_up_rows = 512
 
     def __init__(
         self, model: LoadedModel, pool: BlockPool, *, vocab_size: int, width: int,
@@ -94,12 +101,15 @@ class DraftModelProposer:
     def open(self, view: View) -> None:
         """Start from the longest prefix in the draft's own cache; without room there the sequence decodes plainly."""
         room = min(view.room, self.decoder.config.max_positions)
+        if len(view.tokens) >= room:
+            return
         try:
             self._states[view.id] = State(self.pool.open(view.tokens, room))
         except CacheFull:
             return
 
     def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+        self._catch_up(views)
         chains = [self._start(view, budget) for view, budget in zip(views, budgets, strict=True)]
         self._extend([chain for chain in chains if chain is not None and chain.budget > 0])
         return [NO_DRAFT if chain is None else chain.finish() for chain in chains]
@@ -117,23 +127,43 @@ class DraftModelProposer:
             state.cache.free()
 
     def _start(self, view: View, budget: int) -> Chain | None:
-        """Catch up on a long prompt by at most one chunk a step; draft once that is done and the context allows."""
+        """A chain to extend, once the draft has caught up and where its context allows."""
         state = self._states.get(view.id)
         if state is None or len(view.tokens) >= self.decoder.config.max_positions:
             return None
-        if len(view.tokens) - state.cache.length > self.prefill_chunk:
-            self._catch_up(view, state)
+        # A step that failed after drafting left rows behind, and perhaps no token to feed.
+        state.written = 0
+        state.cache.truncate(min(state.cache.length, len(view.tokens) - 1))
+        if len(view.tokens) - state.cache.length > FEW:
             return None
         context = min(view.room, self.decoder.config.max_positions)
         return Chain(view, state, min(budget, context - len(view.tokens)))
 
-    def _catch_up(self, view: View, state: State) -> None:
-        begin = state.cache.length
-        end = (begin // self.prefill_chunk + 1) * self.prefill_chunk
-        state.cache.append(end - begin)
-        tokens = torch.tensor(view.tokens[begin:end])
-        self._forward([Span(state.cache, 0, end - begin, begin)], tokens)
-        state.cache.commit(range(end - begin), view.tokens[:end])
+    def _catch_up(self, views: Sequence[View]) -> None:
+        """One forward for all that are behind: each by at most a chunk, together by at most `catch_up_rows`.
+
+        It runs in the steps of the target's own prefill, so that no decoding step pays for a prompt.
+        """
+        spans: list[Span] = []
+        fed: list[int] = []
+        for view in views:
+            state = self._states.get(view.id)
+            if state is None:
+                continue
+            begin = state.cache.length
+            chunk_end = (begin // self.prefill_chunk + 1) * self.prefill_chunk
+            end = min(chunk_end, len(view.tokens) - 1, self.decoder.config.max_positions)
+            behind = len(view.tokens) - begin > FEW and end > begin
+            if not behind or (fed and len(fed) + end - begin > self.catch_up_rows):
+                continue
+            state.cache.append(end - begin)
+            spans.append(Span(state.cache, len(fed), end - begin, begin))
+            fed += view.tokens[begin:end]
+        if spans:
+            self._forward(spans, torch.tensor(fed))
+        by_cache = {id(state.cache): view for view in views if (state := self._states.get(view.id))}
+        for span in spans:
+            span.cache.commit(range(span.count), by_cache[id(span.cache)].tokens)
 
     def _extend(self, chains: list[Chain]) -> None:
         if not chains:
@@ -177,13 +207,16 @@ class DraftModelProposer:
         """Scores [B, V] after each request's own chain; [B, len(head_ids)] where a reduced vocabulary can stay so."""
         logits = self.decoder.logits(hidden)
         params = [chain.view.params for chain in chains]
+        plain = all(p.plain_argmax for p in params)
         if self.decoder.head_ids is not None:
-            if all(p.plain_argmax for p in params):
+            if plain:
                 return logits
             logits = logits.new_full((len(chains), self.width), NEVER).index_copy_(1, self.decoder.head_ids, logits)
         if logits.shape[1] < self.width:
             logits = F.pad(logits, (0, self.width - logits.shape[1]))
         logits[:, self.vocab_size :] = NEVER
+        if plain:
+            return logits[:, : self.width]
         return transform(
             logits[:, : self.width],
             [

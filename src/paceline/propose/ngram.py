@@ -38,7 +38,7 @@ class Lookup:
     ids: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
     count: int = 0
     matched: int = 0
-    run: int = 0  # tokens accepted in a row up to now
+    run: int = 0  # drafted tokens accepted since one was last rejected
 
     def extend(self, tokens: Sequence[int]) -> Ids:
         if len(tokens) > self.ids.shape[0]:
@@ -86,8 +86,9 @@ class NgramProposer:
         if found is None:
             return NO_DRAFT
         end, lookup.matched = found
-        wanted = int(self.growth * max(lookup.matched, lookup.run))
-        tokens = ids[end : end + min(budget, wanted, self.max_draft)].copy()
+        wanted = min(budget, int(self.growth * max(lookup.matched, lookup.run)), self.max_draft)
+        # Past the end of the text the draft goes on with itself: a loop of any period is followed.
+        tokens = ids[end + np.arange(wanted) % (len(ids) - end)]
         rate = self._records[bucket(lookup.matched)].rate()
         return Draft(torch.from_numpy(tokens), confidence=[rate] * len(tokens))
 

@@ -7,8 +7,12 @@ from paceline.weights.load import LoadedModel
 
 
 def require_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
-    """Raises PacelineError naming the first tokens that differ. Padded output rows are no tokens and may differ."""
-    ours, theirs = target.tokenizer.token_strings(), draft.tokenizer.token_strings()
+    """Raises PacelineError naming the first tokens that differ.
+
+    Padded output rows are no tokens and may differ; tokens that only the draft knows are never proposed.
+    """
+    ours = target.tokenizer.token_strings()[: target.vocab_size]
+    theirs = draft.tokenizer.token_strings()[: draft.vocab_size]
     for token, (a, b) in enumerate(zip(ours, theirs, strict=False)):
         if a != b:
             raise PacelineError(
@@ -19,9 +23,4 @@ def require_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
         raise PacelineError(
             f"the vocabularies of {target.name} and {draft.name} differ: the target knows {len(ours)} tokens, the "
             f"draft has rows for {draft.config.vocab_size}; the first it lacks is {ours[draft.config.vocab_size]!r}"
-        )
-    if len(theirs) > len(ours):
-        raise PacelineError(
-            f"the vocabularies of {target.name} and {draft.name} differ: {len(ours)} and {len(theirs)} tokens; the "
-            f"draft's first extra one is id {len(ours)}, {theirs[len(ours)]!r}"
         )

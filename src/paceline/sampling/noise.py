@@ -44,7 +44,9 @@ def gumbel(keys: Tensor, index: Tensor) -> Tensor:
 
 
 def sample(scores: Tensor, keys: Tensor) -> Tensor:
-    """argmax over v of scores[r, v] + Gumbel(keys[r], v): an exact draw from softmax(scores) for each row [R, V].
+    """argmax over v of scores[r, v] + Gumbel(keys[r], v): a draw from softmax(scores) for each row [R, V].
+
+    Exact up to the 32 bits of u: a token less likely than the best by more than e^26 never comes.
 
     A large vocabulary on the CPU: only the tokens that can still win get noise. Same result.
     """
@@ -68,7 +70,7 @@ def _splitmix(state: int) -> int:
 
 
 def _mix(bits: Tensor) -> Tensor:
-    """A bijection of 32-bit words with full avalanche (Wellons' lowbias32); int64 holds the products."""
+    """A bijection of 32-bit words with full avalanche (Wellons' lowbias32); int64 wraps, its low words are right."""
     bits = (bits ^ bits >> 16) * 0x7FEB352D & MASK
     bits = (bits ^ bits >> 15) * 0x846CA68B & MASK
     return bits ^ bits >> 16

@@ -6,6 +6,7 @@ follow from the scores. Token types as in llama.cpp: normal 1, unknown 2, contro
 
 import contextlib
 import os
+import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,8 +25,9 @@ from paceline.text.pretokenizers import pre_tokenizer_rule
 _TOKENS, _TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
 _SCORES, _MERGES = "tokenizer.ggml.scores", "tokenizer.ggml.merges"
 _ARRAYS = frozenset({_TOKENS, _TYPES, _SCORES, _MERGES})
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
-_CACHE_FORMAT = 1  # part of the cached file's name: raise it when the built tokenizer changes
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_PADDING = re.compile(r"\[PAD\d+\]")
+_CACHE_FORMAT = 2  # part of the cached file's name: raise it when the built tokenizer changes
 
 
 def read_gguf(path: Path, *, cache_dir: Path | None = None) -> TokenizerParts:
@@ -86,6 +88,7 @@ def _build(metadata: dict[str, Any], path: Path) -> Backend:
             f"{path} has tokenizer.ggml.model {kind!r}, of which Paceline reads 'gpt2', 'llama' and 'gemma4'; "
             "use the model's Hugging Face directory instead"
         )
+    metadata = _without_padding(metadata)
     tokens = [text or f"[EMPTY_{id_}]" for id_, text in enumerate(metadata[_TOKENS])]
     vocab = {text: id_ for id_, text in enumerate(tokens)}
     if len(vocab) != len(tokens):
@@ -99,6 +102,18 @@ def _build(metadata: dict[str, Any], path: Path) -> Backend:
         raise PacelineError(f"{path} has a vocabulary that does not fit ({error}); convert the model again") from error
     _add_tokens(backend, metadata, tokens)
     return backend
+
+
+def _without_padding(metadata: dict[str, Any]) -> dict[str, Any]:
+    """The converter names the rows past the tokenizer's own [PADn], unused: they are no tokens."""
+    tokens, types = metadata[_TOKENS], metadata.get(_TYPES)
+    count = len(tokens)
+    while types is not None and count and types[count - 1] == _UNUSED and _PADDING.fullmatch(tokens[count - 1]):
+        count -= 1
+    if count == len(tokens):
+        return metadata
+    cut = {key: metadata[key][:count] for key in (_TOKENS, _TYPES, _SCORES) if key in metadata}
+    return metadata | cut
 
 
 def _byte_level(metadata: dict[str, Any], vocab: dict[str, int], tokens: Sequence[str]) -> Backend:

@@ -61,17 +61,18 @@ def load_model(
     """
     checkpoint = resolve(name, progress=progress)
     key = fingerprint(checkpoint)
-    backend, converted = _load_weights(checkpoint, key, device, precision)
+    backend, converted = _load_weights(checkpoint, key, device, precision, progress)
     tokenizer = _load_tokenizer(checkpoint)
-    head_ids = None if head_vocab is None else _head_ids(head_vocab, tokenizer)
+    head_ids = None if head_vocab is None else _head_ids(head_vocab, tokenizer, converted.config.vocab_size)
     decoder = assemble(converted.config, converted.tensors, backend, head_ids)
     return LoadedModel(name, decoder, tokenizer, backend, f"{key}-{backend.precision}")
 
 
-def _head_ids(count: int, tokenizer: Tokenizer) -> Tensor:
-    if not 1 <= count <= tokenizer.vocab_size:
-        raise PacelineError(f"draft_vocab must be between 1 and {tokenizer.vocab_size}, not {count}")
-    return torch.tensor(sorted({*range(count), *tokenizer.special_ids}))
+def _head_ids(count: int, tokenizer: Tokenizer, rows: int) -> Tensor:
+    known = min(rows, tokenizer.vocab_size)
+    if not 1 <= count <= known:
+        raise PacelineError(f"draft_vocab must be between 1 and {known}, not {count}")
+    return torch.tensor(sorted({*range(count), *(token for token in tokenizer.special_ids if token < known)}))
 
 
 def open_source(checkpoint: Checkpoint) -> TensorSource:
@@ -80,7 +81,9 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
     return SafetensorsSource(checkpoint.path)
 
 
-def _load_weights(checkpoint: Checkpoint, key: str, device: str | None, precision: str) -> tuple[Backend, Converted]:
+def _load_weights(
+    checkpoint: Checkpoint, key: str, device: str | None, precision: str, progress: bool
+) -> tuple[Backend, Converted]:
     likely = choose_backend(device, precision, quantized_checkpoint=checkpoint.kind == "gguf")
     stored = load_converted(key, likely.precision)
     if stored is not None:
@@ -89,10 +92,27 @@ def _load_weights(checkpoint: Checkpoint, key: str, device: str | None, precisio
             return backend, stored
     source = open_source(checkpoint)
     backend = choose_backend(device, precision, quantized_checkpoint=source.quantized)
-    converted = Converted(source.config, source.quantized, dict(convert(source, backend)))
+    tensors = _convert(source, backend, f"converting {checkpoint.name} to {backend.precision}, once", progress)
+    converted = Converted(source.config, source.quantized, tensors)
     if backend.int8 or backend.int4 or (source.quantized and backend.precision != "fp32"):
         save_converted(key, backend, converted)
     return backend, converted
+
+
+def _convert(source: TensorSource, backend: Backend, label: str, progress: bool) -> dict[str, Tensor]:
+    """All converted tensors, with a bar that moves a layer at a time."""
+    if not progress:
+        return dict(convert(source, backend))
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console, tensors = Console(stderr=True), {}
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(label, total=source.config.num_layers)
+        for name, tensor in convert(source, backend):
+            tensors[name] = tensor
+            bar.advance(task, name.endswith(".down.weight"))
+    return tensors
 
 
 def _load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
