@@ -24,6 +24,8 @@ def generate(
     draft: opt.Draft = None,
     method: opt.Method = None,
     k: opt.K = None,
+    ngram_min: opt.NgramMin = 2,
+    ngram_max: opt.NgramMax = 16,
     verify: opt.Verify = "auto",
     precision: opt.Precision = "auto",
     draft_precision: opt.DraftPrecision = None,
@@ -66,7 +68,8 @@ def generate(
     )  # fmt: skip
     llm = LLM(
         model, draft=draft, method=method, k=k, precision=precision, draft_precision=draft_precision,
-        draft_vocab=draft_vocab, threads=threads, device=device, progress=not quiet,
+        draft_vocab=draft_vocab, threads=threads, device=device, ngram_min=ngram_min, ngram_max=ngram_max,
+        progress=not quiet,
     )  # fmt: skip
     ids = prompt_ids(llm, prompt, raw=raw)
     if compare:

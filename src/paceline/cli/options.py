@@ -21,6 +21,8 @@ Method = Annotated[
 K = Annotated[
     int | None, typer.Option("--k", help="Draft length (default: adapts to what pays).", rich_help_panel=_MODEL)
 ]
+NgramMin = Annotated[int, typer.Option(help="ngram: shortest ending to look for.", rich_help_panel=_MODEL)]
+NgramMax = Annotated[int, typer.Option(help="ngram: longest ending to look for.", rich_help_panel=_MODEL)]
 Verify = Annotated[
     str, typer.Option(help="auto, rejection, or coupled (same tokens as plain under a seed).", rich_help_panel=_MODEL)
 ]

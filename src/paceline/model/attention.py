@@ -121,26 +121,44 @@ _FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 
 
 class PaddedAttention:
-    """One scaled-dot-product call for all sequences, queries and keys padded to the longest."""
+    """Scaled-dot-product calls over padded sequences: one for those that decode, one for those in a prompt chunk.
+
+    Apart, since padding every decoding row to a chunk's length would cost the chunk again for each of them.
+    """
+
+    SHORT = 32  # rows of a sequence that decodes: its drafts and one more
+
+    def __init__(self, config: ModelConfig, spans: Sequence[Span], device: torch.device) -> None:
+        short = [span for span in spans if span.count <= self.SHORT]
+        long = [span for span in spans if span.count > self.SHORT]
+        self.parts = [_Padded(config, part, device) for part in (short, long) if part]
+
+    def __call__(self, layer: int, q: Tensor, pool: BlockPool) -> Tensor:
+        out = q.new_empty(q.shape[0], q.shape[1] * q.shape[2])
+        for part in self.parts:
+            out[part.rows] = part.attend(layer, q[part.rows], pool)
+        return out
+
+
+class _Padded:
+    """Sequences of one call, queries and keys padded to the longest among them."""
 
     def __init__(self, config: ModelConfig, spans: Sequence[Span], device: torch.device) -> None:
         self.config = config
         longest = max(span.position + span.count for span in spans)
         most = max(span.count for span in spans)
-        index: list[int] = []
-        queries: list[list[int]] = []
-        for b, span in enumerate(spans):
-            index.extend(range(b * most, b * most + span.count))
-            queries.append([span.position + min(i, span.count - 1) for i in range(most)])
+        rows = torch.cat([torch.arange(span.start, span.start + span.count) for span in spans])
+        index = torch.cat([torch.arange(b * most, b * most + span.count) for b, span in enumerate(spans)])
+        queries = [[span.position + min(i, span.count - 1) for i in range(most)] for span in spans]
         self.shape = (len(spans), most)
-        self.index = send(torch.tensor(index), device)
+        self.rows, self.index = send(rows, device), send(index, device)  # in the batch, in the padded layout
         self.slots = send(torch.stack([span.cache.slot_table(longest) for span in spans]), device)
         positions = send(torch.tensor(queries), device)[:, None, :, None]
         keys = torch.arange(longest, device=device)
         windows = {config.window(layer) for layer in range(config.num_layers)}
         self.masks = {w: visible(positions, keys, w) for w in windows}
 
-    def __call__(self, layer: int, q: Tensor, pool: BlockPool) -> Tensor:
+    def attend(self, layer: int, q: Tensor, pool: BlockPool) -> Tensor:
         batch, most = self.shape
         padded = q.new_zeros(batch * most, *q.shape[1:])
         padded[self.index] = q
