@@ -4,7 +4,8 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 
-PROMPT ?= List the days of the week with one short sentence about each, then repeat the list.
+PROMPT ?= Repeat this text word for word: The lighthouse stands on a cliff above the sea. Every evening the keeper \
+climbs the stairs and lights the lamp. Ships far out at sea see the light and keep away from the rocks below the cliff.
 
 .PHONY: demo test check bench gpu-check clean
 

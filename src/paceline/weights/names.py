@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from paceline.model.config import ModelConfig
 
@@ -44,18 +44,7 @@ _LLAMA = Names(
     down="mlp.down_proj",
 )
 
-_GEMMA3 = Names(
-    embedding="model.embed_tokens",
-    layer="model.layers.{}.",
-    final_norm="model.norm",
-    attention_norm="input_layernorm",
-    qkv=_QKV,
-    output="self_attn.o_proj",
-    mlp_norm="pre_feedforward_layernorm",
-    up=("mlp.gate_proj", "mlp.up_proj"),
-    down="mlp.down_proj",
-    norm_offset=1.0,
-)
+_GEMMA3 = replace(_LLAMA, mlp_norm="pre_feedforward_layernorm", norm_offset=1.0)
 
 _OPT = Names(
     embedding="model.decoder.embed_tokens",
