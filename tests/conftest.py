@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-torch.set_num_threads(1)
-
 
 @pytest.fixture(autouse=True)
-def _no_gradients() -> Iterator[None]:
+def _one_thread_no_gradients() -> Iterator[None]:
+    torch.set_num_threads(1)  # each time: a command run in this process sets its own
     with torch.inference_mode():
         yield

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import cache
 
 import pytest
@@ -21,15 +21,6 @@ HEADS = [(4, 4, 64), (4, 2, 128), (9, 3, 64), (4, 1, 256), (12, 2, 128), (14, 2,
 COUNTS = [*range(1, 20), 31, 32, 33, 34, 47, 64, 65, 130]
 STARTS = [0, 1, 50, 63, 64, 440, 509, 512, 900]
 REACH = [position for start in STARTS for position in range(start, start + max(COUNTS))]
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Much quicker beside other busy processes; two threads have a test of their own."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache
