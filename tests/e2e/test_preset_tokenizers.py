@@ -291,7 +291,7 @@ def test_ids_equal_the_original_tokenizers(name: str, golden: dict[str, list[int
         ("smollm2-135m", 49152, [], ["<|im_end|>", "<|endoftext|>", "<reponame>"]),
         (
             "qwen2.5-coder-0.5b",
-            151936,
+            151665,  # the file pads its 151,936 rows with ids that are no tokens
             [],
             ["<|im_end|>", "<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"],
         ),
