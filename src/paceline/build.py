@@ -117,6 +117,6 @@ def _proposer(options: Options, models: Models, controller: Controller) -> Propo
         pool,
         vocab_size=models.target.vocab_size,
         width=models.target.config.vocab_size,
-        stop_below=controller.break_even,
+        stop_below=lambda: controller.break_even("draft"),
         prefill_chunk=options.engine.prefill_chunk,
     )

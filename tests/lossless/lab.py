@@ -22,12 +22,13 @@ from paceline.engine.engine import Engine, EngineConfig
 from paceline.model.attention import Span
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Batch
-from paceline.propose.base import Proposer
+from paceline.propose.base import Budget, Proposer
 from paceline.propose.draft_model import DraftModelProposer
+from paceline.propose.rollout import CHAIN, Shape
 from paceline.sampling.params import SamplingParams
 from paceline.sampling.transform import RowSpan, transform
 from paceline.text.tokenizer import Tokenizer
-from paceline.types import NO_DRAFT, Draft, Verdict, View
+from paceline.types import NO_DRAFT, Committed, Draft, Verdict, View
 from paceline.types import Sequence as Request
 from paceline.weights.assemble import assemble
 from paceline.weights.convert import convert
@@ -102,39 +103,37 @@ def pool_for(loaded: LoadedModel, blocks: int = 4096, block_size: int = 4) -> Bl
     return BlockPool(loaded.config, blocks, loaded.backend.device, loaded.backend.dtype, block_size, loaded.key)
 
 
-def draft_proposer(target: LoadedModel, draft: LoadedModel) -> DraftModelProposer:
+def draft_proposer(
+    target: LoadedModel, draft: LoadedModel, *, shape: Shape = CHAIN, stop_below: float = 0.0
+) -> DraftModelProposer:
     return DraftModelProposer(
         draft,
         pool_for(draft),
         vocab_size=target.vocab_size,
         width=target.config.vocab_size,
-        stop_below=lambda: 0.0,
+        stop_below=lambda: stop_below,
+        shape=shape,
         prefill_chunk=8,
     )
 
 
 @dataclass
-class FixedProposer:
+class FixedProposer(Proposer):
     """Deterministic drafts from a rule on the tokens so far: no model, no cache."""
 
     rule: Callable[[Sequence[int]], list[int]]
     name: str = "fixed"
     seen: list[Verdict] = field(default_factory=list)
 
-    def open(self, view: View) -> None:
-        pass
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
         return [
-            Draft(torch.tensor(self.rule(view.tokens)[:budget], dtype=torch.int64)) if budget else NO_DRAFT
+            Draft(torch.tensor(self.rule(view.tokens)[: budget.depth], dtype=torch.int64)) if budget.depth else NO_DRAFT
             for view, budget in zip(views, budgets, strict=True)
         ]
 
-    def observe(self, view: View, verdict: Verdict) -> None:
-        self.seen.append(verdict)
-
-    def close(self, view: View) -> None:
-        pass
+    def observe(self, view: View, committed: Committed) -> None:
+        if committed.verdict is not None:
+            self.seen.append(committed.verdict)
 
 
 def engine(
@@ -171,7 +170,7 @@ def next_distribution(target: LoadedModel, tokens: Sequence[int], params: Sampli
     batch = Batch(on(tokens), on(range(len(tokens))), [Span(cache, 0, len(tokens), 0)], pool)
     hidden, _ = target.decoder.forward(batch)
     logits = target.decoder.logits(hidden[-1:])
-    span = RowSpan(params, tokens, prompt, on([]).long(), 0, 1)
+    span = RowSpan(params, tokens, prompt, 0)
     return transform(logits, [span]).softmax(dim=1)[0].double().cpu()
 
 

@@ -16,20 +16,22 @@ from lab import (
     model,
     output,
     p_value,
+    pool_for,
     run,
     sample_outputs,
 )
 from torch import Tensor
 
 from paceline.engine import verification
-from paceline.propose.base import Proposer
+from paceline.propose.base import Budget, Proposer
 from paceline.propose.draft_model import DraftModelProposer
 from paceline.propose.ngram import NgramProposer
 from paceline.propose.none import NoProposer
+from paceline.sampling.noise import sample
 from paceline.sampling.params import SamplingParams
 from paceline.types import Draft, View
 from paceline.verify.rejection import verify_rejection
-from paceline.verify.rows import Rows
+from paceline.verify.trees import Trees
 from paceline.weights.load import LoadedModel
 
 LENGTH = 3
@@ -92,16 +94,18 @@ def test_every_part_of_the_chain_is_exact_under_rejection(kind: str, chain: str,
     assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT
 
 
-def always_accept(scores: Tensor, rows: Rows, q: Tensor | None, u: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    return verify_rejection(scores, rows, q, torch.zeros_like(u), keys)
+def always_accept(
+    scores: Tensor, trees: Trees, q: Tensor | None, u: Tensor, keys: Tensor, *, replacement: bool
+) -> tuple[Tensor, Tensor]:
+    return verify_rejection(scores, trees, q, torch.zeros_like(u), keys, replacement=replacement)
 
 
-def resample_from_p(scores: Tensor, rows: Rows, q: Tensor | None, u: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
-    accepted, _ = verify_rejection(scores, rows, q, u, keys)
-    last = rows.index.gather(1, accepted[:, None]).squeeze(1)
-    from paceline.sampling.noise import sample
-
-    return accepted, sample(scores[last], keys[last])
+def resample_from_p(
+    scores: Tensor, trees: Trees, q: Tensor | None, u: Tensor, keys: Tensor, *, replacement: bool
+) -> tuple[Tensor, Tensor]:
+    last, _ = verify_rejection(scores, trees, q, u, keys, replacement=replacement)
+    row = trees.row.gather(1, last[:, None]).squeeze(1)
+    return last, sample(scores[row], keys[row])
 
 
 @pytest.mark.parametrize("bug", [always_accept, resample_from_p])
@@ -118,17 +122,17 @@ def test_a_planted_verification_bug_is_caught(
 class DropsWeakTokens(DraftModelProposer):
     """The planted bug: a sampled token is not verified because its own probability is low."""
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
         kept = []
         for draft in super().propose(views, budgets):
             own = [] if draft.q is None else [float(q[t]) for q, t in zip(draft.q, draft.tokens, strict=True)]
-            kept.append(draft.head(next((i for i, value in enumerate(own) if value < 0.25), len(own))))
+            kept.append(draft.keep(range(next((i for i, value in enumerate(own) if value < 0.25), len(own)))))
         return kept
 
 
 def test_dropping_a_sampled_token_for_its_own_probability_is_caught(target: LoadedModel) -> None:
-    honest = draft_proposer(target, model(0))
-    biased = DropsWeakTokens(honest.model, honest.pool, vocab_size=6, width=6, stop_below=lambda: 0.0)
+    draft = model(0)
+    biased = DropsWeakTokens(draft, pool_for(draft), vocab_size=6, width=6, stop_below=lambda: 0.0)
     params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
     outcomes = sample_outputs(engine(target, biased, k=2), params, DRAWS)
     assert p_value(outcomes, exact_law(target, params, LENGTH)) < 1e-8
@@ -136,8 +140,7 @@ def test_dropping_a_sampled_token_for_its_own_probability_is_caught(target: Load
 
 def test_stopping_after_a_weak_token_is_exact(target: LoadedModel) -> None:
     """What `stop_below` does: the weak token itself is verified."""
-    honest = draft_proposer(target, model(7))
-    stopping = DraftModelProposer(honest.model, honest.pool, vocab_size=6, width=6, stop_below=lambda: 0.3)
+    stopping = draft_proposer(target, model(7), stop_below=0.3)
     params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
     outcomes = sample_outputs(engine(target, stopping, k=4), params, DRAWS)
     assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT
@@ -145,8 +148,7 @@ def test_stopping_after_a_weak_token_is_exact(target: LoadedModel) -> None:
 
 def test_adaptive_draft_lengths_are_exact(target: LoadedModel) -> None:
     """Lengths follow measured acceptance, and the draft stops at its own weak tokens: nothing may leak into the law."""
-    honest = draft_proposer(target, model(7))
-    adapting = DraftModelProposer(honest.model, honest.pool, vocab_size=6, width=6, stop_below=lambda: 0.3)
+    adapting = draft_proposer(target, model(7), stop_below=0.3)
     params = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
     outcomes = sample_outputs(engine(target, adapting, k=None, max_batch=16), params, DRAWS)
     assert p_value(outcomes, exact_law(target, params, LENGTH)) > SIGNIFICANT

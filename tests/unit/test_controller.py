@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.controller import Controller, LineFit, best_length
+from paceline.engine.controller import Controller, LineFit, Outcome, best_length
 from paceline.types import Draft
 
 
@@ -63,23 +63,42 @@ def test_the_best_length_beats_every_other() -> None:
 
 def test_trim_keeps_the_prefix_that_pays_and_never_touches_sampled_drafts() -> None:
     controller = Controller(target=measured(0.05, 0.02))
-    assert controller.trim(draft([0.95, 0.9, 0.02, 0.9]), 0).size == 2
-    sampled = Draft(torch.arange(2), q=torch.ones(2, 3) / 3, confidence=[0.0, 0.0])
-    assert controller.trim(sampled, 0) is sampled
+    assert controller.trim([draft([0.95, 0.9, 0.02, 0.9])])[0].size == 2
+    sampled = Draft(torch.arange(2), draw="iid", q=torch.ones(2, 3) / 3, confidence=[0.0, 0.0])
+    assert controller.trim([sampled])[0] is sampled
+
+
+def test_trim_spends_the_rows_of_a_batch_on_its_surest_nodes() -> None:
+    controller = Controller(target=measured(0.05, 0.012))
+    sure, unsure = draft([0.95] * 4), draft([0.3] * 4)
+    assert [kept.size for kept in controller.trim([unsure, sure, unsure])] == [0, 4, 0]
+
+
+def test_trim_cuts_the_weak_branches_of_a_tree() -> None:
+    controller = Controller(target=measured(0.05, 0.02))
+    tree = Draft(torch.tensor([10, 11, 12, 13]), (-1, -1, 0, 1), confidence=[0.8, 0.15, 0.9, 0.9])
+    kept = controller.trim([tree])[0]
+    assert kept.tokens.tolist() == [10, 12]
+    assert kept.parents == (-1, 0)
+    assert kept.original([0, 1]) == (0, 2)
 
 
 def test_a_fixed_length_is_left_alone() -> None:
     controller = Controller(fixed=5, target=measured(0.05, 0.5))
-    assert controller.budget() == 5
-    assert controller.trim(draft([0.01] * 5), 0).size == 5
+    assert controller.budget("draft").depth == 5
+    assert controller.trim([draft([0.01] * 5)])[0].size == 5
+
+
+def learn(controller: Controller, drafted: int, accepted: int, target_seconds: float, draft_seconds: float) -> None:
+    controller.observe([Outcome("draft", draft([0.5] * drafted), accepted)], target_seconds, draft_seconds)
 
 
 def test_poor_acceptance_shortens_what_is_asked_of_a_draft_model() -> None:
     def budget_after(accepted: int) -> int:
         controller = Controller()
         for _ in range(40):
-            controller.observe(6, 0.05, 5, accepted, 0.06)
-        return controller.budget()
+            learn(controller, 5, accepted, 0.05, 0.06)
+        return controller.budget("draft").depth
 
     assert budget_after(0) == 1
     assert budget_after(5) > budget_after(2)
@@ -87,9 +106,9 @@ def test_poor_acceptance_shortens_what_is_asked_of_a_draft_model() -> None:
 
 def test_a_draft_goes_on_while_a_token_earns_its_time() -> None:
     controller = Controller()
-    assert controller.break_even() == 0.4
+    assert controller.break_even("draft") == 0.4
     for _ in range(60):
-        controller.observe(5, 0.1, 4, 4, 0.04)  # five tokens in 0.14 s; a token costs 0.01 s and a row
+        learn(controller, 4, 4, 0.1, 0.04)  # five tokens in 0.14 s; a token costs 0.01 s and a row
     row = controller.target.seconds(2) - controller.target.seconds(1)
-    assert controller.break_even() == pytest.approx(5 / 0.14 * (0.01 + row), rel=0.02)
-    assert Controller(fixed=3).break_even() == 0
+    assert controller.break_even("draft") == pytest.approx(5 / 0.14 * (0.01 + row), rel=0.02)
+    assert Controller(fixed=3).break_even("draft") == 0

@@ -2,23 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import numpy as np
+from views import Text, accepted, budget
 
 from paceline.propose.ngram import NgramProposer, longest_match
-from paceline.sampling.params import SamplingParams
-from paceline.types import Verdict
-
-
-@dataclass
-class Text:
-    tokens: list[int]
-    id: int = 0
-    prompt_length: int = 1
-    params: SamplingParams = field(default_factory=SamplingParams)
-    seed: int = 0
-    room: int = 1000
 
 
 def match(tokens: list[int], n_min: int = 1, n_max: int = 8) -> tuple[int, int] | None:
@@ -45,7 +32,7 @@ def test_overlapping_occurrences_count() -> None:
 def test_a_loop_of_any_period_is_followed_past_the_end_of_the_text() -> None:
     proposer, text = NgramProposer(growth=3), Text([9, 1, 2, 1, 2, 1, 2])
     proposer.open(text)
-    assert proposer.propose([text], [9])[0].tokens.tolist() == [1, 2, 1, 2, 1, 2, 1, 2, 1]
+    assert proposer.propose([text], [budget(9)])[0].tokens.tolist() == [1, 2, 1, 2, 1, 2, 1, 2, 1]
 
 
 def test_no_earlier_occurrence_is_no_match() -> None:
@@ -56,8 +43,8 @@ def test_no_earlier_occurrence_is_no_match() -> None:
 def test_the_draft_is_what_followed_and_respects_the_budget() -> None:
     proposer, text = NgramProposer(growth=10), Text([1, 2, 3, 4, 5, 6, 7, 1, 2])
     proposer.open(text)
-    assert proposer.propose([text], [3])[0].tokens.tolist() == [3, 4, 5]
-    assert proposer.propose([text], [0])[0].size == 0
+    assert proposer.propose([text], [budget(3)])[0].tokens.tolist() == [3, 4, 5]
+    assert proposer.propose([text], [budget(0)])[0].size == 0
 
 
 def test_the_draft_grows_with_success_and_shrinks_after_failure() -> None:
@@ -66,30 +53,30 @@ def test_the_draft_grows_with_success_and_shrinks_after_failure() -> None:
     proposer.open(text)
 
     def propose() -> int:
-        return proposer.propose([text], [64])[0].size
+        return proposer.propose([text], [budget(64)])[0].size
 
     assert propose() == 4
-    proposer.observe(text, Verdict(4, 4))
+    proposer.observe(text, accepted(4, 4))
     text.tokens += [2, 3, 4, 5, 6]
     assert propose() == 14  # twice the match of seven
     text.tokens = [*range(100), 0, 1]
     proposer.open(text)
-    proposer.observe(text, Verdict(20, 20))
+    proposer.observe(text, accepted(20, 20))
     assert propose() == 40
-    proposer.observe(text, Verdict(40, 40))
+    proposer.observe(text, accepted(40, 40))
     assert propose() == 64
-    proposer.observe(text, Verdict(64, 0))
+    proposer.observe(text, accepted(0, 64))
     assert propose() == 4
 
 
 def test_confidence_follows_what_was_accepted() -> None:
     proposer, text = NgramProposer(), Text([1, 2, 3, 1, 2])
     proposer.open(text)
-    before = proposer.propose([text], [4])[0].confidence
+    before = proposer.propose([text], [budget(4)])[0].confidence
     for _ in range(20):
-        proposer.propose([text], [4])
-        proposer.observe(text, Verdict(1, 0))
-    after = proposer.propose([text], [4])[0].confidence
+        proposer.propose([text], [budget(4)])
+        proposer.observe(text, accepted(0, 1))
+    after = proposer.propose([text], [budget(4)])[0].confidence
     assert before is not None
     assert after is not None
     assert after[0] < 0.1 < before[0]

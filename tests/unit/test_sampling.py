@@ -20,7 +20,7 @@ NEVER = float("-inf")
 
 def span(params: SamplingParams, tokens: list[int], prompt: int, draft: list[int] | None = None) -> RowSpan:
     drafted = NO_DRAFT.tokens if draft is None else torch.tensor(draft)
-    return RowSpan(params, tokens, prompt, drafted, 0, len(drafted) + 1)
+    return RowSpan(params, tokens, prompt, 0, drafted, [range(i) for i in range(len(drafted) + 1)])
 
 
 def test_top_k_keeps_the_k_likeliest() -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.build import METHODS, Models, Options, load_models
 from paceline.cache.pool import BlockPool
+from paceline.cache.tree import chain
 from paceline.llm import LLM
 from paceline.model.attention import Span
 from paceline.model.decoder import Batch
@@ -18,7 +19,7 @@ from paceline.sampling.noise import Purpose, key, sample, uniform
 from paceline.sampling.params import SamplingParams
 from paceline.sampling.transform import Cut, truncate
 from paceline.verify.rejection import verify_rejection
-from paceline.verify.rows import line_up
+from paceline.verify.trees import line_up
 from paceline.weights.load import LoadedModel
 
 DRAWS = 20_000
@@ -168,11 +169,11 @@ def _chi_square(name: str, scores: Tensor, q: Tensor | None, draw: Callable[[Ten
         p: torch.tensor([key(i, 0, p) for i in range(DRAWS)]) for p in (Purpose.DRAFT, Purpose.ACCEPT, Purpose.RESIDUAL)
     }
     drafts = torch.searchsorted(support, draw(words[Purpose.DRAFT]))
-    rows = line_up(range(0, 2 * DRAWS, 2), list(drafts[:, None]), scores.device)
+    trees = line_up(range(0, 2 * DRAWS, 2), list(drafts[:, None]), [chain(1)] * DRAWS, scores.device)
     q_small = None if q is None else q[:, support].expand(DRAWS, -1)[:, None]
-    uniforms = uniform(words[Purpose.ACCEPT], torch.zeros((), dtype=torch.int64)).repeat_interleave(2)
+    uniforms = uniform(words[Purpose.ACCEPT], torch.zeros((), dtype=torch.int64))[:, None]
     accepted, token = verify_rejection(
-        small, rows, q_small, uniforms, words[Purpose.RESIDUAL].repeat_interleave(2, dim=0)
+        small, trees, q_small, uniforms, words[Purpose.RESIDUAL].repeat_interleave(2, dim=0)
     )
     first = torch.where(accepted > 0, drafts, token)
     expected = small[0].softmax(dim=0).double() * DRAWS

@@ -191,6 +191,12 @@ class SequenceCache:
             self.blocks += self.pool.allocate(missing, self.blocks[-1] if self.blocks else None)
             self._moved()
 
+    def spare(self, wanted: int) -> int:
+        """How many rows, at most `wanted`, can be appended after one more: more blocks are taken if there are any."""
+        missing = self.pool.blocks_for(self.length + 1 + wanted) - len(self.blocks)
+        self.reserve(min(missing, self.pool.available) * self.pool.block_size + len(self.blocks) * self.pool.block_size)
+        return min(wanted, len(self.blocks) * self.pool.block_size - self.length - 1)
+
     def append(self, count: int) -> None:
         """Make the `count` positions behind `length` writable: reserved, and in blocks no one else reads."""
         self.reserve(self.length + count)

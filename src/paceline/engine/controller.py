@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.propose.base import Budget
 from paceline.types import Draft
 
 # Drafting has to promise this much more than plain decoding: estimates err, and a lost step is lost.
@@ -41,63 +42,122 @@ class LineFit:
         return max(mean + slope * (rows - 1 - x / n), 1e-9)
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What one sequence drafted in a step, by which method, and how many of it were accepted."""
+
+    source: str
+    draft: Draft
+    accepted: int
+
+
 @dataclass
-class Controller:
-    """Budgets and trims drafts by expected tokens per second (goodput), from measured cost and acceptance.
+class Record:
+    """What one method has shown lately; every figure fades."""
 
-    `fixed` is the user's own draft length: then nothing is adapted. `longest` bounds every draft.
-    """
-
-    fixed: int | None = None
-    longest: int = 64
-    target: LineFit = field(default_factory=LineFit)
-    draft_seconds: float | None = None  # per drafted token
-    accepted: float = 3.0  # fading counts of drafted tokens that were reached by verification; the prior is 3 of 4
+    draft_seconds: float | None = None  # per level of a draft
+    accepted: float = 3.0  # of the drafted tokens that verification reached; the prior is 3 of 4
     tried: float = 4.0
-    tokens_per_second: float | None = None  # of one sequence in steps that drafted, fading average
+    tokens_per_second: float | None = None  # of one sequence in steps that drafted
 
     @property
     def acceptance(self) -> float:
         return self.accepted / self.tried
 
-    def break_even(self) -> float:
-        """Least chance of being emitted at which one more token of a draft model pays for its time.
+    def learn(self, outcomes: Sequence[Outcome], target_seconds: float, draft_seconds: float) -> None:
+        accepted = sum(outcome.accepted for outcome in outcomes)
+        reached = sum(min(outcome.draft.depth, outcome.accepted + 1) for outcome in outcomes)
+        levels = max(outcome.draft.depth for outcome in outcomes)
+        rate = (accepted + len(outcomes)) / len(outcomes) / (target_seconds + draft_seconds)
+        self.draft_seconds = _fade(self.draft_seconds, draft_seconds / levels)
+        self.tokens_per_second = _fade(self.tokens_per_second, rate)
+        self.accepted = 0.9 * self.accepted + accepted
+        self.tried = 0.9 * self.tried + reached
+
+
+@dataclass
+class Controller:
+    """Budgets and trims drafts by expected tokens per second (goodput), from measured cost and acceptance.
+
+    `fixed` is the user's own draft length: then nothing is adapted. `longest` bounds every branch, `nodes` every tree.
+    """
+
+    fixed: int | None = None
+    longest: int = 64
+    nodes: int = 64
+    target: LineFit = field(default_factory=LineFit)
+    records: dict[str, Record] = field(default_factory=dict)
+
+    def record(self, source: str) -> Record:
+        return self.records.setdefault(source, Record())
+
+    def break_even(self, source: str) -> float:
+        """Least chance of being emitted at which one more token of a draft pays for its time.
 
         A token costs its own draft step and a row of verification; it must earn at least the present rate.
         """
         if self.fixed is not None:
             return 0.0
-        if self.draft_seconds is None or self.tokens_per_second is None:
+        record = self.record(source)
+        if record.draft_seconds is None or record.tokens_per_second is None:
             return 0.4
-        row = self.target.seconds(2) - self.target.seconds(1)
-        return min(0.95, self.tokens_per_second * (self.draft_seconds + row))
+        return min(0.95, record.tokens_per_second * (record.draft_seconds + self._row()))
 
-    def budget(self) -> int:
-        """The most tokens to ask of a proposer for one sequence; `trim` decides how many of them are verified."""
+    def budget(self, source: str) -> Budget:
+        """The most that is of use to ask of a method for one sequence; `trim` decides what of it is verified."""
         if self.fixed is not None:
-            return self.fixed
-        row = self.target.seconds(2) - self.target.seconds(1)
-        if self.draft_seconds is None or self.draft_seconds < row / 10:
-            return self.longest  # drafts that cost next to nothing are cut by their own confidence, in `trim`
-        return max(1, best_length([self.acceptance] * self.longest, self.target, 1, self.draft_seconds))
+            return Budget(self.fixed, self.nodes)
+        record = self.record(source)
+        if record.draft_seconds is None or record.draft_seconds < self._row() / 10:
+            return Budget(self.longest, self.nodes)  # drafts that cost next to nothing are cut by their own confidence
+        length = best_length([record.acceptance] * self.longest, self.target, 1, record.draft_seconds)
+        return Budget(max(1, length), self.nodes)
 
-    def trim(self, draft: Draft, other_rows: int) -> Draft:
-        """The prefix worth verifying beside `other_rows` rows of the batch: cut by the confidences alone."""
-        if self.fixed is not None or draft.confidence is None or draft.q is not None:
-            return draft
-        return draft.head(best_length(draft.confidence, self.target, 1 + other_rows, 0.0))
+    def trim(self, drafts: Sequence[Draft]) -> list[Draft]:
+        """What is worth verifying of the whole step: nodes in decreasing order of their chance of being emitted, while
+        expected tokens a second grow. Drawn tokens are never cut, see `algorithms.md`."""
+        if self.fixed is not None:
+            return list(drafts)
+        cut = [b for b, draft in enumerate(drafts) if draft.confidence is not None and draft.draw == "point"]
+        chances = sorted(
+            ((-chance, b, node) for b in cut for node, chance in enumerate(survivals(drafts[b]))), key=lambda c: c[0]
+        )
+        rows = len(drafts) + sum(draft.size for b, draft in enumerate(drafts) if b not in cut)
+        emitted = float(len(drafts))
+        best, best_rate = 0, WORTHWHILE * emitted / self.target.seconds(rows)
+        for count, (chance, _, _) in enumerate(chances, start=1):
+            emitted -= chance
+            rate = emitted / self.target.seconds(rows + count)
+            if rate > best_rate:
+                best, best_rate = count, rate
+        kept: dict[int, list[int]] = {b: [] for b in cut}
+        for _, b, node in chances[:best]:
+            kept[b].append(node)
+        return [draft.keep(sorted(kept[b])) if b in kept else draft for b, draft in enumerate(drafts)]
 
-    def observe(self, rows: int, target_seconds: float, drafted: int, accepted: int, draft_seconds: float) -> None:
-        """Learn from one decoding step: its rows, its times, what it drafted and accepted in all."""
-        self.target.learn(rows, target_seconds)
-        if drafted == 0:
-            return
-        sequences = rows - drafted
-        rate = (accepted + sequences) / sequences / (target_seconds + draft_seconds)
-        self.draft_seconds = _fade(self.draft_seconds, draft_seconds / drafted)
-        self.tokens_per_second = _fade(self.tokens_per_second, rate)
-        self.accepted = 0.9 * self.accepted + accepted
-        self.tried = 0.9 * self.tried + min(drafted, accepted + sequences)
+    def observe(self, outcomes: Sequence[Outcome], target_seconds: float, draft_seconds: float) -> None:
+        """Learn from one decoding step: what each sequence drafted and accepted, and the step's times."""
+        self.target.learn(len(outcomes) + sum(outcome.draft.size for outcome in outcomes), target_seconds)
+        by_source: dict[str, list[Outcome]] = {}
+        for outcome in outcomes:
+            if outcome.draft.size:
+                by_source.setdefault(outcome.source, []).append(outcome)
+        # Where methods share a step, the time is that of the dearest; the others cost next to nothing.
+        dearest = max(by_source, key=lambda source: self.record(source).draft_seconds or 0.0, default=None)
+        for source, group in by_source.items():
+            spent = draft_seconds if source == dearest else 0.0
+            self.record(source).learn(group, target_seconds, spent)
+
+    def _row(self) -> float:
+        return self.target.seconds(2) - self.target.seconds(1)
+
+
+def survivals(draft: Draft) -> list[float]:
+    """Chance that each node is emitted: the product of confidences on its path, so never above its parent's."""
+    found: list[float] = []
+    for parent, confidence in zip(draft.parents, draft.confidence or (), strict=True):
+        found.append(min(confidence, 1.0) * (1.0 if parent < 0 else found[parent]))
+    return found
 
 
 def _fade(old: float | None, new: float) -> float:

@@ -70,9 +70,9 @@ class Scheduler:
             except CacheFull:
                 return  # `Engine.add` refuses what could never fit, so running requests will make room
             self.waiting.popleft()
-            sequence.stats.cached_tokens = sequence.committed
             sequence.admitted_at = time.perf_counter()
-            self.proposer.open(sequence)
+            sequence.cache.truncate(self.proposer.open(sequence))
+            sequence.stats.cached_tokens = sequence.committed
             self.running.append(sequence)
 
     def _chunk(self, sequence: Sequence) -> Work:

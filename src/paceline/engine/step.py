@@ -6,6 +6,7 @@ propose -> forward -> transform -> verify -> truncate -> commit -> observe
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -13,16 +14,18 @@ import torch
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool
+from paceline.cache.tree import is_chain, paths
 from paceline.device import send
-from paceline.engine.controller import Controller
+from paceline.engine.controller import Controller, Outcome
 from paceline.engine.output import TokenLogprobs
 from paceline.engine.scheduler import Work
+from paceline.engine.trace import record_step
 from paceline.engine.verification import Candidate, verify
 from paceline.model.attention import Span
 from paceline.model.decoder import Batch, Decoder
-from paceline.propose.base import Proposer
-from paceline.sampling.transform import NEVER, RowSpan, transform
-from paceline.types import Draft, Sequence, Verdict
+from paceline.propose.base import NOTHING, Budget, Proposer, check_draft
+from paceline.sampling.transform import NEVER, transform
+from paceline.types import Committed, Draft, Sequence, Verdict
 
 
 @dataclass
@@ -45,24 +48,26 @@ class Stepper:
         started = time.perf_counter()
         drafts = self.propose(work)
         drafted = time.perf_counter()
-        logits, candidates = self.forward(work, drafts)
+        logits, taps, candidates = self.forward(work, drafts)
         scores = transform(logits, [c.span for c in candidates])
-        accepted, tokens = verify(scores, candidates) if candidates else (torch.empty(0), torch.empty(0))
-        emitted = read(candidates, accepted, tokens)
+        walked = read(candidates, *verify(scores, candidates)) if candidates else []
         verified = time.perf_counter()
-        finished = self.commit(work, candidates, emitted, logits)
-        self.account(work, candidates, emitted, started, drafted, verified)
+        finished = self.commit(work, candidates, walked, logits, taps)
+        self.account(work, candidates, walked, started, drafted, verified)
         return finished
 
     def propose(self, work: Seq[Work]) -> list[Draft]:
         """Drafts for the sequences that decode; those still in their prompt get a budget of 0."""
         budgets = [self._budget(item) for item in work]
         drafts = self.proposer.propose([item.sequence for item in work], budgets)
-        return [self.controller.trim(draft, len(work) - 1).on(self.target.device) for draft in drafts]
+        for draft, budget in zip(drafts, budgets, strict=True):
+            check_draft(self.proposer.name, draft, budget)
+        return [draft.on(self.target.device) for draft in self.controller.trim(drafts)]
 
-    def forward(self, work: Seq[Work], drafts: Seq[Draft]) -> tuple[Tensor, list[Candidate]]:
-        """One target forward of every pending token and draft; logits [R, V] of the rows that are sampled."""
-        spans, fed, positions = [], [], []
+    def forward(self, work: Seq[Work], drafts: Seq[Draft]) -> tuple[Tensor, dict[int, Tensor], list[Candidate]]:
+        """One target forward of every pending token and draft: logits [R, V] of the rows that are sampled, the taps
+        [T, H] that the proposer needs, and who samples."""
+        spans, fed = [], []
         sampled: list[int] = []
         candidates: list[Candidate] = []
         start = 0
@@ -71,57 +76,60 @@ class Stepper:
             assert sequence.cache is not None
             count = item.count + draft.size
             sequence.cache.append(count)
-            spans.append(Span(sequence.cache, start, count, begin))
+            parents = None if is_chain(draft.parents) else (-1, *(parent + 1 for parent in draft.parents))
+            spans.append(Span(sequence.cache, start, count, begin, parents))
             fed += [send(torch.tensor(sequence.tokens[begin : begin + item.count]), self.target.device), draft.tokens]
-            positions.append(torch.arange(begin, begin + count))
             if item.samples:
-                rows = draft.size + 1
-                span = RowSpan(
-                    sequence.params, sequence.tokens, sequence.prompt_length, draft.tokens, len(sampled), rows
-                )
-                candidates.append(Candidate(sequence, draft, span))
-                sampled += range(start + count - rows, start + count)
+                candidates.append(Candidate(sequence, draft, len(sampled)))
+                sampled += range(start + item.count - 1, start + count)
             start += count
-        batch = Batch(torch.cat(fed), send(torch.cat(positions), self.target.device), spans, self.pool)
-        hidden, _ = self.target.forward(batch)
+        positions = send(torch.cat([span.positions() for span in spans]), self.target.device)
+        batch = Batch(torch.cat(fed), positions, spans, self.pool, taps=self.proposer.needs.taps)
+        hidden, taps = self.target.forward(batch)
         if not candidates:
-            return hidden.new_empty(0, self.vocab_size), candidates
+            return hidden.new_empty(0, self.vocab_size), taps, candidates
         logits = self.target.logits(hidden[send(torch.tensor(sampled), self.target.device)])
         logits[:, self.vocab_size :] = NEVER
-        return logits, candidates
+        return logits, taps, candidates
 
     def commit(
-        self, work: Seq[Work], candidates: Seq[Candidate], emitted: Seq[list[int]], logits: Tensor
-    ) -> list[Sequence]:
+        self, work: Seq[Work], candidates: Seq[Candidate], walked: Seq[Walked], logits: Tensor,
+        taps: Mapping[int, Tensor],
+    ) -> list[Sequence]:  # fmt: skip
         """Truncate at the first end, then commit: what lies past a stop reaches no cache and no proposer."""
         finished = []
+        found = {id(c.sequence): (c, w) for c, w in zip(candidates, walked, strict=True)}
+        start = 0
         for item in work:
-            if not item.samples:
-                cache = item.sequence.cache
-                assert cache is not None
-                cache.commit(range(item.count), item.sequence.tokens)
-        for candidate, tokens in zip(candidates, emitted, strict=True):
-            sequence = candidate.sequence
+            sequence = item.sequence
             assert sequence.cache is not None
-            pending = sequence.pending
-            kept = truncate(sequence, tokens)
-            record_logprobs(candidate, kept, logits)
-            known = sequence.tokens if self.reuse_decoded else sequence.tokens[: sequence.prompt_length]
-            sequence.cache.commit(range(pending + len(kept) - 1), known)
-            verdict = Verdict(candidate.draft.size, min(len(tokens) - 1, len(kept)))
-            sequence.stats.record(verdict.drafted, verdict.accepted)
-            self.proposer.observe(sequence, verdict)
+            rows, known, verdict, size = list(range(item.count)), sequence.tokens, None, 0
+            if item.samples:
+                candidate, (path, tokens) = found[id(sequence)]
+                kept = truncate(sequence, tokens)
+                record_logprobs(candidate, path, kept, logits)
+                draft, size = candidate.draft, candidate.draft.size
+                rows += [item.count + node for node in path[: len(kept) - 1]]
+                verdict = Verdict(size, draft.original(path[: len(kept)]), draft.depth, len(kept))
+                sequence.stats.record(verdict)
+                if not self.reuse_decoded:
+                    known = sequence.tokens[: sequence.prompt_length]
+            position = sequence.cache.length
+            sequence.cache.commit(rows, known)
+            own = {tap: select(states, start, rows) for tap, states in taps.items()}
+            self.proposer.observe(sequence, Committed(position, len(rows), own, verdict))
+            start += item.count + size
             if sequence.finish_reason is not None:
                 finished.append(sequence)
         return finished
 
     def account(
-        self, work: Seq[Work], candidates: Seq[Candidate], emitted: Seq[list[int]],
+        self, work: Seq[Work], candidates: Seq[Candidate], walked: Seq[Walked],
         started: float, drafted: float, verified: float,
     ) -> None:  # fmt: skip
         """Times to the requests and to the controller (which learns from decoding steps alone)."""
         ended = time.perf_counter()
-        sampling = {id(c.sequence): c for c in candidates}
+        sampling = {id(c.sequence) for c in candidates}
         for item in work:
             stats = item.sequence.stats
             stats.draft_seconds += drafted - started
@@ -135,30 +143,50 @@ class Stepper:
                     item.sequence.first_token_at = ended
                     stats.first_step_tokens = stats.generated_tokens
                     stats.first_token_seconds = ended - item.sequence.admitted_at
+        for candidate, (path, tokens) in zip(candidates, walked, strict=True):
+            if candidate.sequence.trace is not None:
+                record_step(candidate, path, tokens, self.proposer.name, drafted - started, verified - drafted)
         if all(item.samples and item.count == 1 for item in work):
-            sizes = sum(c.draft.size for c in candidates)
-            hits = sum(len(tokens) - 1 for tokens in emitted)
-            self.controller.observe(len(work) + sizes, verified - drafted, sizes, hits, drafted - started)
+            outcomes = [
+                Outcome(c.draft.source or self.proposer.name, c.draft, len(path))
+                for c, (path, _) in zip(candidates, walked, strict=True)
+            ]
+            self.controller.observe(outcomes, verified - drafted, drafted - started)
 
-    def _budget(self, item: Work) -> int:
+    def _budget(self, item: Work) -> Budget:
         """Tokens still wanted beyond the one that every step yields."""
         sequence = item.sequence
-        if not item.samples or item.count > 1:
-            return 0
-        return max(0, min(self.controller.budget(), sequence.room - len(sequence.tokens) - 1))
+        left = sequence.room - len(sequence.tokens) - 1
+        if not item.samples or item.count > 1 or left <= 0:
+            return NOTHING
+        budget = self.controller.budget(self.proposer.name)
+        depth = min(budget.depth, left)
+        # Reserved is what a chain can come to; a wide tree near the end of its room may need more, if there is any.
+        assert sequence.cache is not None
+        return Budget(depth, sequence.cache.spare(max(depth, budget.nodes)))
 
 
-def read(candidates: Seq[Candidate], accepted: Tensor, tokens: Tensor) -> list[list[int]]:
+Walked = tuple[tuple[int, ...], list[int]]
+"""Accepted nodes of a draft, root to leaf, and the tokens that they and the next one are."""
+
+
+def read(candidates: Seq[Candidate], last: Tensor, tokens: Tensor) -> list[Walked]:
     """The step's one read from the device: each sequence's accepted drafts and next token."""
-    if not candidates:
-        return []
-    flat = torch.cat([accepted, tokens, *(c.draft.tokens for c in candidates)]).tolist()
+    flat = torch.cat([last, tokens, *(c.draft.tokens for c in candidates)]).tolist()
     batch = len(candidates)
-    emitted, at = [], 2 * batch
+    walked, at = [], 2 * batch
     for b, candidate in enumerate(candidates):
-        emitted.append(flat[at : at + flat[b]] + [flat[batch + b]])
+        path = paths(candidate.draft.parents)[flat[b] - 1] if flat[b] else ()
+        walked.append((path, [*(flat[at + node] for node in path), flat[batch + b]]))
         at += candidate.draft.size
-    return emitted
+    return walked
+
+
+def select(states: Tensor, start: int, rows: Seq[int]) -> Tensor:
+    """Rows `start + rows` of a tap [T, H]."""
+    if rows[-1] == len(rows) - 1:
+        return states[start : start + len(rows)]
+    return states[send(torch.tensor(rows), states.device) + start]
 
 
 def truncate(sequence: Sequence, tokens: Seq[int]) -> list[int]:
@@ -175,13 +203,13 @@ def truncate(sequence: Sequence, tokens: Seq[int]) -> list[int]:
     return kept
 
 
-def record_logprobs(candidate: Candidate, kept: Seq[int], logits: Tensor) -> None:
+def record_logprobs(candidate: Candidate, path: Seq[int], kept: Seq[int], logits: Tensor) -> None:
     """Raw log-softmax of the kept tokens and of the likeliest, for requests that ask for them."""
     wanted = candidate.sequence.params.logprobs
     if wanted is None:
         return
-    start = candidate.span.start
-    rows = logits[start : start + len(kept)].log_softmax(dim=1)
+    index = [candidate.start, *(candidate.start + 1 + node for node in path)][: len(kept)]
+    rows = logits[send(torch.tensor(index), logits.device)].log_softmax(dim=1)
     own = rows.gather(1, send(torch.tensor(kept), rows.device)[:, None])
     top = rows.topk(wanted, dim=1)
     # One read: float64 holds ids exactly.

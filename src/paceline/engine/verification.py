@@ -4,43 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from paceline.cache.tree import depths, paths, ranks
 from paceline.device import send
 from paceline.sampling.noise import Purpose, key, uniform
 from paceline.sampling.transform import RowSpan
 from paceline.types import Draft, Sequence
 from paceline.verify.coupled import choose, verify_coupled
 from paceline.verify.rejection import verify_rejection
-from paceline.verify.rows import line_up
-
-Kind = Literal["greedy", "coupled", "rejection of chosen", "rejection of sampled"]
+from paceline.verify.trees import line_up
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A sequence that samples in this step, its draft, and its rows among the scores."""
+    """A sequence that samples in this step, its draft, and where its rows begin among the scores.
+
+    Row `start` follows its last token, row `start + 1 + i` node i of the draft.
+    """
 
     sequence: Sequence
     draft: Draft
-    span: RowSpan
+    start: int
 
     @property
-    def kind(self) -> Kind:
+    def span(self) -> RowSpan:
+        before = ((), *paths(self.draft.parents))
+        sequence = self.sequence
+        return RowSpan(
+            sequence.params, sequence.tokens, sequence.prompt_length, self.start, self.draft.tokens, before
+        )  # fmt: skip
+
+    @property
+    def rows(self) -> slice:
+        return slice(self.start, self.start + 1 + self.draft.size)
+
+    @property
+    def kind(self) -> str:
         params = self.sequence.params
         if params.greedy:
             return "greedy"
-        if params.coupled:
-            return "coupled"
-        return "rejection of chosen" if self.draft.q is None else "rejection of sampled"
+        return "coupled" if params.coupled else self.draft.draw
 
 
 def verify(scores: Tensor, candidates: Seq[Candidate]) -> tuple[Tensor, Tensor]:
-    """(accepted drafts [B], next token [B]) on the device, in the candidates' order."""
-    kinds: dict[Kind, list[int]] = {}
+    """(column of the last accepted node [B], next token [B]) on the device, in the candidates' order."""
+    kinds: dict[str, list[int]] = {}
     for b, candidate in enumerate(candidates):
         kinds.setdefault(candidate.kind, []).append(b)
     parts = [_verify_kind(kind, scores, [candidates[b] for b in members]) for kind, members in kinds.items()]
@@ -50,38 +61,52 @@ def verify(scores: Tensor, candidates: Seq[Candidate]) -> tuple[Tensor, Tensor]:
     return torch.cat([p[0] for p in parts])[order], torch.cat([p[1] for p in parts])[order]
 
 
-def _verify_kind(kind: Kind, scores: Tensor, members: list[Candidate]) -> tuple[Tensor, Tensor]:
-    scores = scores if len(members) == 1 and members[0].span.count == scores.shape[0] else torch.cat(
-        [scores[m.span.rows] for m in members]
-    )  # fmt: skip
+def _verify_kind(kind: str, scores: Tensor, members: list[Candidate]) -> tuple[Tensor, Tensor]:
+    if len(members) > 1 or members[0].draft.size + 1 < scores.shape[0]:
+        scores = torch.cat([scores[m.rows] for m in members])
     starts, total = [], 0
     for member in members:
         starts.append(total)
-        total += member.span.count
-    rows = line_up(starts, [m.draft.tokens for m in members], scores.device)
+        total += member.draft.size + 1
+    device = scores.device
+    trees = line_up(starts, [m.draft.tokens for m in members], [m.draft.parents for m in members], device)
     if kind == "greedy":
-        return verify_coupled(choose(scores, None), rows)
+        return verify_coupled(choose(scores, None), trees)
     if kind == "coupled":
-        return verify_coupled(choose(scores, _keys(members, Purpose.SAMPLE, scores.device)), rows)
-    accept = uniform(
-        _keys(members, Purpose.ACCEPT, scores.device), torch.zeros((), dtype=torch.int64, device=scores.device)
-    )
-    residual_keys = _keys(members, Purpose.RESIDUAL, scores.device)
-    q = _stack_q(members, scores.shape[1]) if kind == "rejection of sampled" else None
-    return verify_rejection(scores, rows, q, accept, residual_keys)
+        return verify_coupled(choose(scores, _row_keys(members, Purpose.SAMPLE, device)), trees)
+    q = None if kind == "point" else _stack_q(members, scores.shape[1])
+    residual_keys = _row_keys(members, Purpose.RESIDUAL, device)
+    return verify_rejection(scores, trees, q, _coins(members, device), residual_keys, replacement=kind == "iid")
 
 
-def _keys(members: list[Candidate], purpose: Purpose, device: torch.device) -> Tensor:
-    """Noise keys [R, 2]: row i of a sequence draws the token at position len(tokens) + i."""
-    words = [key(m.sequence.seed, len(m.sequence.tokens) + i, purpose) for m in members for i in range(m.span.count)]
+def _row_keys(members: list[Candidate], purpose: Purpose, device: torch.device) -> Tensor:
+    """Noise keys [R, 2]: a row draws the token at the position behind its own."""
+    words = [
+        key(m.sequence.seed, len(m.sequence.tokens) + depth, purpose)
+        for m in members
+        for depth in (0, *depths(m.draft.parents))
+    ]
     return send(torch.tensor(words, dtype=torch.int64), device)
 
 
+def _coins(members: list[Candidate], device: torch.device) -> Tensor:
+    """u [B, N] of each node: keyed by its position, numbered by its rank. Cousins share it: one at most is tried."""
+    size = max(m.draft.size for m in members)
+    words = []
+    for m in members:
+        seed, position, parents = m.sequence.seed, len(m.sequence.tokens) - 1, m.draft.parents
+        nodes = zip(depths(parents), ranks(parents), strict=True)
+        own = [(*key(seed, position + depth, Purpose.ACCEPT), rank) for depth, rank in nodes]
+        words.append(own + [(0, 0, 0)] * (size - len(own)))
+    coins = send(torch.tensor(words, dtype=torch.int64).view(len(members), size, 3), device)
+    return uniform(coins[..., :2], coins[..., 2])
+
+
 def _stack_q(members: list[Candidate], width: int) -> Tensor:
-    """[B, K, V], zero past the end of each draft."""
-    longest = max(m.draft.size for m in members)
-    stacked = torch.zeros(len(members), longest, width, device=members[0].draft.tokens.device)
+    """[B, P, V], zero past the end of each draft's."""
+    sizes = [0 if m.draft.q is None else m.draft.q.shape[0] for m in members]
+    stacked = torch.zeros(len(members), max(1, *sizes), width, device=members[0].draft.tokens.device)
     for b, member in enumerate(members):
         if member.draft.q is not None:
-            stacked[b, : member.draft.size] = member.draft.q
+            stacked[b, : sizes[b]] = member.draft.q
     return stacked

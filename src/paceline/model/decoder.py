@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +19,7 @@ from paceline.model.norm import LayerNorm, RMSNorm
 from paceline.model.rope import Rope, rotate
 
 Norm = LayerNorm | RMSNorm
+NORMED = -1  # the tap of the last layer's output after the final norm
 Tables = tuple[Tensor, Tensor]
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,6 +46,9 @@ class Layer:
     post_mlp_norm: Norm | None = None
 
 
+Sublayer = tuple[int, Literal["attention", "mlp"]]
+
+
 @dataclass
 class Batch:
     """One forward: a flat ragged batch. tokens [T] ids, positions [T], spans cover the rows in order."""
@@ -53,11 +58,12 @@ class Batch:
     spans: Sequence[Span]
     pool: BlockPool
     layers: Iterable[int] | None = None  # default: all, in order
-    taps: Sequence[int] = ()  # layers whose input hidden states are returned
+    skip: Container[Sublayer] = ()  # sublayers of these that are passed by
+    taps: Sequence[int] = ()  # hidden states to return: see `Decoder.forward`
     longest: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.longest = max(span.position + span.count for span in self.spans)
+        self.longest = max(span.end for span in self.spans)
 
 
 @dataclass
@@ -82,22 +88,29 @@ class Decoder:
             self.ropes[False] = Rope(rope, self.config.head_dim, self.device)
             self.ropes[True] = Rope(local, self.config.head_dim, self.device) if local else self.ropes[False]
 
-    def forward(self, batch: Batch) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, batch: Batch) -> tuple[Tensor, dict[int, Tensor]]:
         """Final hidden states [T, H] (before the last norm) and the taps asked for, each [T, H].
 
-        Writes keys and values of every row into its sequence's slots in `batch.pool`.
+        Tap i is the input of layer i (`hidden_states[i]` in transformers), `num_layers` the last layer's output, -1 that
+        output after the final norm. Writes keys and values of every row into its sequence's slots in `batch.pool`.
         """
         hidden = self._embed(batch)
         attention = plan_attention(self.config, batch.spans, self.device)
         slots = write_slots(batch.spans, self.device)
         tables = {local: rope.table(batch.positions, batch.longest) for local, rope in self.ropes.items()}
-        taps = []
+        taps = {}
         for index in range(self.config.num_layers) if batch.layers is None else batch.layers:
             if index in batch.taps:
-                taps.append(hidden)
-            table = tables.get(self.config.window(index) is not None)
-            hidden = self._attend(index, hidden, table, attention, slots, batch.pool)
-            hidden = self._mlp(self.layers[index], hidden)
+                taps[index] = hidden
+            if (index, "attention") not in batch.skip:
+                table = tables.get(self.config.window(index) is not None)
+                hidden = self._attend(index, hidden, table, attention, slots, batch.pool)
+            if (index, "mlp") not in batch.skip:
+                hidden = self._mlp(self.layers[index], hidden)
+        if self.config.num_layers in batch.taps:
+            taps[self.config.num_layers] = hidden
+        if NORMED in batch.taps:
+            taps[NORMED] = self.final_norm(hidden)
         return hidden, taps
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -149,10 +162,10 @@ class Decoder:
 def write_slots(spans: Sequence[Span], device: torch.device) -> slice | Tensor:
     """Where the rows' keys and values go: one slice where a single sequence lies contiguously, else indices."""
     if len(spans) == 1:
-        slots = spans[0].cache.slots(spans[0].position + spans[0].count)
+        slots = spans[0].cache.slots(spans[0].end)
         if isinstance(slots, slice):
-            return slice(slots.start + spans[0].position, slots.start + spans[0].position + spans[0].count)
-    tables = [s.cache.slot_table(s.position + s.count)[s.position :] for s in spans]
+            return slice(slots.start + spans[0].position, slots.stop)
+    tables = [s.cache.slot_table(s.end)[s.position :] for s in spans]
     return send(torch.cat(tables), device)
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.types import NO_DRAFT, Draft, Verdict, View
+from paceline.propose.base import Budget, Proposer
+from paceline.types import NO_DRAFT, Committed, Draft, Verdict, View
 
 Ids = npt.NDArray[np.int64]
 
@@ -48,7 +49,7 @@ class Lookup:
         return self.ids[: self.count]
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """`n_min` to `n_max`: lengths of the ending that is looked for, longest first, most recent occurrence first.
 
     A draft is at most `max_draft` tokens and at most `growth` times the longer of the match and of the run of tokens
@@ -62,14 +63,17 @@ class NgramProposer:
         self._lookups: dict[int, Lookup] = {}
         self._records = {n: Record(accepted=4 * prior(n), seen=4.0) for n in BUCKETS}
 
-    def open(self, view: View) -> None:
+    def open(self, view: View) -> int:
         self._lookups[view.id] = Lookup()
+        return view.committed
 
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
-        return [self._draft(view, budget) for view, budget in zip(views, budgets, strict=True)]
+    def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
+        return [self._draft(view, budget.depth) for view, budget in zip(views, budgets, strict=True)]
 
-    def observe(self, view: View, verdict: Verdict) -> None:
-        lookup = self._lookups[view.id]
+    def observe(self, view: View, committed: Committed) -> None:
+        verdict, lookup = committed.verdict, self._lookups[view.id]
+        if verdict is None:
+            return
         lookup.run = lookup.run + verdict.accepted if verdict.accepted == verdict.drafted else verdict.accepted
         if verdict.drafted:
             self._records[bucket(lookup.matched)].learn(verdict, fading=0.95)

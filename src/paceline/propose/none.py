@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paceline.types import NO_DRAFT, Draft, Verdict, View
+from paceline.propose.base import Budget, Proposer
+from paceline.types import NO_DRAFT, Draft, View
 
 
-class NoProposer:
+class NoProposer(Proposer):
     name = "none"
 
-    def open(self, view: View) -> None:
-        pass
-
-    def propose(self, views: Sequence[View], budgets: Sequence[int]) -> list[Draft]:
+    def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
         return [NO_DRAFT for _ in views]
-
-    def observe(self, view: View, verdict: Verdict) -> None:
-        pass
-
-    def close(self, view: View) -> None:
-        pass

@@ -14,11 +14,12 @@ from paceline.device import send
 from paceline.sampling.params import SamplingParams
 
 NEVER = float("-inf")
+NO_TOKENS = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
 class RowSpan:
-    """Consecutive rows of one sequence. The last follows its tokens and all of `draft` [n], each one before one less.
+    """Consecutive rows of one sequence. Row `start + i` follows its tokens and the nodes `before[i]` of `draft` [n].
 
     `prompt` is how many of `tokens` are prompt. `draft` lies on the logits' device.
     """
@@ -26,17 +27,17 @@ class RowSpan:
     params: SamplingParams
     tokens: Sequence[int]
     prompt: int
-    draft: Tensor
     start: int
-    count: int
+    draft: Tensor = NO_TOKENS
+    before: Sequence[Sequence[int]] = ((),)
+
+    @property
+    def count(self) -> int:
+        return len(self.before)
 
     @property
     def rows(self) -> slice:
         return slice(self.start, self.start + self.count)
-
-    def drafted(self, row: int) -> int:
-        """How many of `draft` stand before row `start + row`."""
-        return int(self.draft.shape[0]) - self.count + 1 + row
 
 
 def transform(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
@@ -126,9 +127,9 @@ def _process(scores: Tensor, span: RowSpan) -> Tensor:
     draft = span.draft.tolist()
     history = list(span.tokens)
     rows = []
-    for i, row in enumerate(scores):
+    for row, path in zip(scores, span.before, strict=True):
         for processor in span.params.processors:
-            row = processor(row, history + draft[: span.drafted(i)])
+            row = processor(row, history + [draft[node] for node in path])
         rows.append(row)
     return torch.stack(rows)
 
@@ -156,7 +157,8 @@ def _counts(tokens: Sequence[int], width: int, device: torch.device) -> Tensor:
 def _draft_counts(span: RowSpan, scores: Tensor) -> Tensor:
     """[count, V]: how often each token stands among the drafts before each row."""
     counts = torch.zeros_like(scores)
-    for i in range(span.count):
-        before = span.draft[: span.drafted(i)]
-        counts[i].index_add_(0, before, torch.ones(before.shape[0], device=scores.device))
+    for row, path in zip(counts, span.before, strict=True):
+        if path:
+            before = span.draft[send(torch.tensor(path), scores.device)]
+            row.index_add_(0, before, torch.ones(len(path), device=scores.device))
     return counts

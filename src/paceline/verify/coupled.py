@@ -1,11 +1,11 @@
-"""Coupled verification: follow the draft while it equals what plain decoding samples (Gumbel coupling)."""
+"""Coupled verification: follow the branch that equals what plain decoding samples (Gumbel coupling)."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from paceline.sampling.noise import sample
-from paceline.verify.rows import Rows, accepted_prefix
+from paceline.verify.trees import Trees
 
 
 def choose(scores: Tensor, keys: Tensor | None) -> Tensor:
@@ -13,12 +13,12 @@ def choose(scores: Tensor, keys: Tensor | None) -> Tensor:
     return scores.argmax(dim=1) if keys is None else sample(scores, keys)
 
 
-def verify_coupled(chosen: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """(accepted drafts [B], next token [B]) for the tokens `chosen` [R] at every row.
+def verify_coupled(chosen: Tensor, trees: Trees) -> tuple[Tensor, Tensor]:
+    """(column of the last accepted node [B], next token [B]) for the tokens `chosen` [R] at every row.
 
-    The next token is the target's own choice at the first difference, or the bonus token after a full draft, so the
-    emitted tokens are `chosen` along the path whatever the draft was: the output cannot depend on it.
+    The next token is the target's own choice where no child equals it, or the bonus token at a leaf, so the emitted
+    tokens are `chosen` along the path whatever the draft was: the output cannot depend on it.
     """
-    own = chosen[rows.index]
-    accepted = accepted_prefix(own[:, :-1] == rows.drafts)
-    return accepted, own.gather(1, accepted[:, None]).squeeze(1)
+    own = chosen[trees.row]
+    last = trees.walk(own.gather(1, trees.parent) == trees.tokens)
+    return last, own.gather(1, last[:, None]).squeeze(1)

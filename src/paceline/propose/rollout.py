@@ -1,0 +1,258 @@
+"""Drafting level by level, whatever computes the logits: draft model, head, or the target's own layers.
+
+A method brings one forward a level; what is drawn from its logits, the tree's shape and where to stop are decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.cache.pool import SequenceCache
+from paceline.cache.tree import Parents, is_chain
+from paceline.device import send
+from paceline.model.attention import Span
+from paceline.propose.base import Budget
+from paceline.sampling.noise import Purpose, gumbel, key, sample
+from paceline.sampling.transform import NEVER, NO_TOKENS, RowSpan, transform
+from paceline.types import NO_DRAFT, Draft, View
+
+ROOT = -1  # the node that stands for the last token
+SHORTLIST = 256  # tokens that may become children where several are drawn with noise
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The tree to grow (EAGLE-2, Li et al. 2024): at each of `depth` levels the `width` likeliest nodes get `width`
+    children each; the `nodes` likeliest of all are kept. Width 1 is a chain.
+
+    `sampled`: children are drawn without replacement, for requests under rejection; else they are the likeliest.
+    """
+
+    width: int = 1
+    depth: int = 64
+    nodes: int = 64
+    sampled: bool = False
+
+
+CHAIN = Shape()
+
+
+@dataclass(eq=False)
+class Growth:
+    """One sequence's draft in the making."""
+
+    view: View
+    budget: Budget
+    shape: Shape = CHAIN
+    tokens: list[Tensor] = field(default_factory=list)  # each a scalar on the device
+    parents: list[int] = field(default_factory=list)
+    confidence: list[float] = field(default_factory=list)
+    survival: list[float] = field(default_factory=list)  # product of confidences down to each node
+    q: dict[int, Tensor] = field(default_factory=dict)  # by parent
+    fed: list[int] = field(default_factory=list)  # nodes that were forwarded, in the order of their scratch slots
+
+    @property
+    def draws(self) -> bool:
+        """Tokens are random and must be judged by the distribution they came from."""
+        params = self.view.params
+        return not params.coupled and (self.shape.width == 1 or self.shape.sampled)
+
+    def path(self, node: int) -> list[int]:
+        found: list[int] = []
+        while node != ROOT:
+            found.append(node)
+            node = self.parents[node]
+        return found[::-1]
+
+    def depth(self, node: int) -> int:
+        return len(self.path(node))
+
+    def chance(self, node: int) -> float:
+        return 1.0 if node == ROOT or not self.survival else self.survival[node]
+
+    def history(self, row: int, node: int) -> RowSpan:
+        drafted = torch.stack(self.tokens) if self.tokens else NO_TOKENS
+        view = self.view
+        return RowSpan(view.params, view.tokens, view.prompt_length, row, drafted, (self.path(node),))
+
+    def noise_key(self, node: int) -> tuple[int, int]:
+        """Noise for the children of `node`. Coupled drafts share the noise of the position. Others draw anew in every
+        step: a draw that was rejected must not come back at the same position, since by then it has had its say in how
+        long drafts are."""
+        step = len(self.view.tokens)
+        if self.view.params.coupled:
+            return key(self.view.seed, step + self.depth(node), Purpose.SAMPLE)
+        return key(self.view.seed, step << 32 | (node + 1), Purpose.DRAFT)
+
+    def add(self, parent: int, token: Tensor, confidence: float | None) -> None:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        if confidence is not None:
+            chance = self.chance(parent)  # before this node's own is there
+            self.confidence.append(confidence)
+            self.survival.append(chance * confidence)
+
+    def span(self, cache: SequenceCache, start: int, nodes: Sequence[int]) -> Span:
+        """The batch rows of `nodes`, in the scratch slots behind those of the nodes that were fed before."""
+        first = len(self.fed)
+        self.fed += nodes
+        slot = {node: i for i, node in enumerate(self.fed)}
+        parents: Parents = tuple(slot.get(self.parents[node], ROOT) for node in self.fed)
+        position = cache.length + first
+        return Span(cache, start, len(nodes), position, None if is_chain(parents) else parents)
+
+    def accepted_slots(self, path: Sequence[int]) -> list[int]:
+        """Scratch slots of the accepted nodes as far down as they were fed."""
+        slot = {node: i for i, node in enumerate(self.fed)}
+        kept = []
+        for node in path:
+            if node not in slot:
+                break
+            kept.append(slot[node])
+        return kept
+
+    def finish(self) -> Draft:
+        """The draft; a tree whose nodes may be cut is reduced to its likeliest."""
+        if not self.tokens:
+            return NO_DRAFT
+        tokens, parents = torch.stack(self.tokens), tuple(self.parents)
+        confidence = self.confidence or None
+        if self.q:
+            zero = torch.zeros_like(next(iter(self.q.values())))
+            q = torch.stack([self.q.get(parent, zero) for parent in range(ROOT, max(self.q) + 1)])
+            return Draft(tokens, parents, "without_replacement" if self.shape.width > 1 else "iid", q, confidence)
+        draft = Draft(tokens, parents, confidence=confidence)
+        most = min(self.shape.nodes, self.budget.nodes)
+        if draft.size <= most:
+            return draft
+        # Equal chances keep their order, and a parent comes before its child: the best are always a tree.
+        best = sorted(range(draft.size), key=lambda node: -self.chance(node))[:most]
+        return draft.keep(sorted(best))
+
+
+Level = list[tuple[Growth, list[int]]]
+"""Nodes to give children to; a level's logits have one row for each, in this order."""
+
+
+class Rollout:
+    """Grows drafts for a batch of sequences, one forward for all at each level.
+
+    vocab_size: ids the target's tokenizer knows; no others are proposed. width: the target's output rows. ids [D]: the
+    target ids that the method's logits stand for, None where they are the target's own rows. stop_below(): a node whose
+    chance of being emitted fell under it gets no children (0: never); the weak node itself stays, so that what is
+    verified never depends on what was drawn. looks: confidences are read at each level; on an accelerator that is a
+    stall, so chains do without.
+    """
+
+    def __init__(
+        self, *, vocab_size: int, width: int, stop_below: Callable[[], float], looks: bool, ids: Tensor | None = None
+    ) -> None:
+        self.vocab_size, self.width, self.ids = vocab_size, width, ids
+        self.stop_below, self.looks = stop_below, looks
+
+    def run(self, growths: Sequence[Growth], logits: Tensor, step: Callable[[Level], Tensor]) -> list[Draft]:
+        """Drafts grown from `logits` [B, D], the rows of each sequence's last token.
+
+        `step(level)` forwards the nodes of a level and returns their logits [R, D].
+        """
+        level: Level = [(growth, [ROOT]) for growth in growths]
+        threshold = self.stop_below()
+        while level:
+            before = [len(growth.tokens) for growth, _ in level]
+            self._grow(level, self._scores(level, logits))
+            level = [
+                (growth, nodes)
+                for (growth, _), first in zip(level, before, strict=True)
+                if (nodes := next_level(growth, first, threshold))
+            ]
+            if level:
+                logits = step(level)
+        return [growth.finish() for growth in growths]
+
+    def _scores(self, level: Level, logits: Tensor) -> Tensor:
+        """Scores [R, V] after each request's own chain; [R, D] where a reduced vocabulary can stay so."""
+        params = [growth.view.params for growth, _ in level]
+        plain = all(p.plain_argmax for p in params)
+        if self.ids is not None:
+            if plain:
+                return logits
+            logits = logits.new_full((logits.shape[0], self.width), NEVER).index_copy_(1, self.ids, logits)
+        if logits.shape[1] < self.width:
+            logits = F.pad(logits, (0, self.width - logits.shape[1]), value=NEVER)
+        logits[:, self.vocab_size :] = NEVER
+        logits = logits[:, : self.width]
+        if plain:
+            return logits
+        rows = [(growth, node) for growth, nodes in level for node in nodes]
+        return transform(logits, [growth.history(row, node) for row, (growth, node) in enumerate(rows)])
+
+    def _grow(self, level: Level, scores: Tensor) -> None:
+        """Children for every node of the level from its row of scores."""
+        rows = [(growth, node) for growth, nodes in level for node in nodes]
+        trees = [row for row, (growth, _) in enumerate(rows) if growth.shape.width > 1]
+        chains = [row for row, (growth, _) in enumerate(rows) if growth.shape.width == 1]
+        if chains:
+            self._grow_chains([rows[row] for row in chains], scores if not trees else scores[chains])
+        if trees:
+            self._grow_trees([rows[row] for row in trees], scores if not chains else scores[trees])
+
+    def _grow_chains(self, rows: Sequence[tuple[Growth, int]], scores: Tensor) -> None:
+        picked = scores.argmax(dim=1)
+        noisy = [row for row, (growth, _) in enumerate(rows) if not growth.view.params.greedy]
+        if noisy:
+            index = send(torch.tensor(noisy), scores.device)
+            words = send(torch.tensor([rows[row][0].noise_key(rows[row][1]) for row in noisy]), scores.device)
+            picked[index] = sample(scores[index], words)
+        tokens = self._target_ids(picked, scores)
+        confidence: list[float] | list[None] = [None] * len(rows)
+        if self.looks:
+            own = scores.gather(1, picked[:, None]).squeeze(1) - scores.logsumexp(dim=1)
+            confidence = own.exp().tolist()
+        q = scores.softmax(dim=1) if any(growth.draws for growth, _ in rows) else None
+        for row, (growth, node) in enumerate(rows):
+            growth.add(node, tokens[row], confidence[row])
+            if q is not None and growth.draws:
+                growth.q[node] = q[row]
+
+    def _grow_trees(self, rows: Sequence[tuple[Growth, int]], scores: Tensor) -> None:
+        """`width` children a node: the likeliest, or those that the noise favours (Gumbel top-k)."""
+        listed, ids = scores.topk(min(SHORTLIST, scores.shape[1]), dim=1)
+        law = listed.log_softmax(dim=1)
+        favour = law.double()
+        for row, (growth, node) in enumerate(rows):
+            if growth.draws or (growth.view.params.coupled and not growth.view.params.greedy):
+                words = send(torch.tensor(growth.noise_key(node)), scores.device)
+                favour[row] += gumbel(words, ids[row])
+        widest = min(max(growth.shape.width for growth, _ in rows), ids.shape[1])
+        order = favour.topk(widest, dim=1)
+        tokens = self._target_ids(ids.gather(1, order.indices), scores)
+        confidence = law.gather(1, order.indices).exp().tolist()
+        possible = (order.values > NEVER).tolist()
+        for row, (growth, node) in enumerate(rows):
+            for child in range(min(widest, growth.shape.width)):
+                if possible[row][child]:
+                    growth.add(node, tokens[row, child], confidence[row][child])
+            if growth.draws:
+                # Exactly what the children were drawn from: the shortlist, renormalised.
+                growth.q[node] = law.new_zeros(self.width).scatter(0, ids[row], law[row].exp())
+
+    def _target_ids(self, picked: Tensor, scores: Tensor) -> Tensor:
+        reduced = self.ids is not None and scores.shape[1] < self.width
+        return self.ids[picked] if reduced and self.ids is not None else picked
+
+
+def next_level(growth: Growth, first: int, stop_below: float) -> list[int]:
+    """Which of the nodes drawn last, `first` and after, get children of their own."""
+    new = range(first, len(growth.tokens))
+    if not new or growth.depth(new[0]) >= min(growth.budget.depth, growth.shape.depth):
+        return []
+    alive = [node for node in new if growth.chance(node) >= stop_below]
+    if growth.draws:  # nothing that was drawn is cut later, so there has to be room for all children
+        left = (min(growth.shape.nodes, growth.budget.nodes) - len(growth.tokens)) // growth.shape.width
+        alive = alive[: max(left, 0)] if growth.shape.width > 1 else alive
+    return sorted(sorted(alive, key=lambda node: -growth.chance(node))[: growth.shape.width])
