@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool, SequenceCache
+from paceline.cache.tree import paths
 from paceline.model.attention import PaddedAttention, RowInvariantAttention, Span
 from paceline.model.config import ModelConfig
 
@@ -46,6 +47,12 @@ class Filled:
         for store in (*self.pool.keys, *self.pool.values):
             store[slots] = torch.randn(LENGTH, *store.shape[1:], generator=random)
         self.queries = torch.randn(LENGTH, self.config.num_heads, self.config.head_dim, generator=random)
+        self.saved: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def restore(self) -> None:
+        for store, slots, rows in self.saved:
+            store[slots] = rows
+        self.saved.clear()
 
     def attend(self, layer: int, pieces: Iterable[tuple[int, int]], kind: type = RowInvariantAttention) -> Tensor:
         """One call for `(position, count)` pieces, as a flat batch."""
@@ -119,6 +126,30 @@ def test_ragged_batch_gives_the_bits_of_single_sequences(shape: tuple[int, int, 
     for layer in (FULL, SLIDING):
         single = torch.cat([filled.attend(layer, [piece]) for piece in pieces])
         assert torch.equal(filled.attend(layer, pieces), single)
+
+
+@pytest.mark.parametrize("scattered", [False, True])
+@pytest.mark.parametrize("shape", [(9, 3, 64), (12, 2, 128), (2, 1, 256)])
+def test_a_trees_rows_have_the_bits_of_their_branches_alone(shape: tuple[int, int, int], scattered: bool) -> None:
+    """Also across a boundary of 64 positions, which some branches pass and others do not."""
+    parents = (-1, 0, 0, 1, 1, 2, 2, 3, 5, 5, 8, 4, 10, 0, 13, 14, 15, 16)
+    filled = Filled(shape, scattered=scattered)
+    base, pool, slots = 509, filled.pool, filled.cache.slot_table(LENGTH)
+    span = Span(filled.cache, 0, len(parents), base, parents)
+    rows = filled.queries[base : base + len(parents)]
+    together = [RowInvariantAttention(filled.config, [span], CPU)(layer, rows, pool) for layer in (FULL, SLIDING)]
+    for path in paths(parents):
+        for store in (*pool.keys, *pool.values):  # the branch where a chain would have it
+            branch = store[slots[base + torch.tensor(path)]]
+            saved, target = store[slots[base : base + len(path)]], slots[base : base + len(path)]
+            store[target] = branch
+            filled.saved.append((store, target, saved))
+        for layer in (FULL, SLIDING):
+            chain = Span(filled.cache, 0, len(path), base)
+            q = filled.queries[base + torch.tensor(path)]
+            alone = RowInvariantAttention(filled.config, [chain], CPU)(layer, q, pool)
+            assert torch.equal(together[layer][list(path)], alone)
+        filled.restore()
 
 
 @pytest.mark.parametrize("scattered", [False, True])
