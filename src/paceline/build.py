@@ -8,26 +8,31 @@ from paceline.device import Precision, set_threads
 from paceline.engine.controller import Controller
 from paceline.engine.engine import Engine, EngineConfig, make_pool
 from paceline.errors import PacelineError
-from paceline.propose.base import Proposer
-from paceline.propose.draft_model import DraftModelProposer
-from paceline.propose.ngram import NgramProposer
-from paceline.propose.none import NoProposer
-from paceline.propose.vocabulary import require_same_vocabulary
+from paceline.heads.check import warn_if_useless
+from paceline.heads.load import Head, load_head
+from paceline.methods import USES_DRAFT, USES_HEAD, Parts, build_proposer, known_methods
+from paceline.propose.rollout import CHAIN, Shape
 from paceline.weights.load import LoadedModel, load_model
-
-METHODS = ("none", "ngram", "draft")
 
 
 @dataclass(frozen=True)
 class Options:
-    """model, draft: a preset name, directory, .gguf file or hub id. method: none, ngram or draft; by default draft when
-    there is one, else ngram. k: draft length; by default it follows measured cost and acceptance. draft_vocab: the
-    draft scores only its first so many ids and the special ones. threads: by default what the container allows."""
+    """What to run, and how to draft for it.
+
+    model, draft: a preset name, directory, .gguf file or hub id; head: a directory or hub id. method: see `methods.py`;
+    auto, the default, chooses for each request and step among suffix, n-gram, and the head or draft that was given.
+    k: draft length; by default it follows measured cost and acceptance. tree: WIDTHxDEPTHxNODES, for methods that can
+    draft trees. draft_vocab: the draft scores only its first so many ids and the special ones. threads: by default
+    what the container allows. exit_layers: layers that early exit drafts with (default: half). suffix_history: tokens
+    of past answers that suffix decoding remembers for each tenant.
+    """
 
     model: str
     draft: str | None = None
+    head: str | None = None
     method: str | None = None
     k: int | None = None
+    tree: str | None = None
     device: str | None = None
     precision: Precision = "auto"
     draft_precision: Precision | None = None
@@ -35,24 +40,54 @@ class Options:
     threads: int | None = None
     ngram_min: int = 2
     ngram_max: int = 16
+    exit_layers: int | None = None
+    suffix_history: int = 1_000_000
     progress: bool = False
     engine: EngineConfig = field(default_factory=EngineConfig)
 
     def __post_init__(self) -> None:
-        if self.method is not None and self.method not in METHODS:
-            raise PacelineError(f"unknown method '{self.method}'; one of {', '.join(METHODS)}")
+        if self.method is not None and self.method not in known_methods():
+            raise PacelineError(f"unknown method '{self.method}'; one of {', '.join(known_methods())}")
         if self.method == "draft" and self.draft is None:
             raise PacelineError("method 'draft' needs a draft model: give --draft (draft=...)")
+        if self.method in ("eagle", "medusa", "mtp", "head") and self.head is None:
+            raise PacelineError(f"method '{self.method}' needs a head: give --head (head=...)")
         if self.k is not None and self.k < 1:
             raise PacelineError(f"k must be at least 1, not {self.k}; for plain decoding use method 'none'")
         if not 1 <= self.ngram_min <= self.ngram_max:
             raise PacelineError(
                 f"ngram_min must be at least 1 and at most ngram_max, not {self.ngram_min} and {self.ngram_max}"
             )
+        parse_tree(self.tree)
 
     @property
     def chosen_method(self) -> str:
-        return self.method or ("draft" if self.draft is not None else "ngram")
+        return self.method or "auto"
+
+    @property
+    def shape(self) -> Shape:
+        return parse_tree(self.tree)
+
+    @property
+    def pool_share(self) -> EngineConfig:
+        """A draft's cache comes out of the same budget as the target's: half each."""
+        budget = self.engine.cache_bytes
+        if budget is None or self.draft is None or self.chosen_method not in USES_DRAFT:
+            return self.engine
+        return replace(self.engine, cache_bytes=budget // 2)
+
+
+def parse_tree(text: str | None) -> Shape:
+    """ "4x6x32": width 4, depth 6, at most 32 nodes. None is a chain. Raises PacelineError."""
+    if text is None:
+        return CHAIN
+    try:
+        width, depth, nodes = (int(part) for part in text.lower().split("x"))
+    except ValueError:
+        raise PacelineError(f"tree must be WIDTHxDEPTHxNODES, for example 4x6x32, not '{text}'") from None
+    if min(width, depth, nodes) < 1 or nodes < depth:
+        raise PacelineError(f"tree '{text}': width, depth and nodes must be at least 1, and nodes at least the depth")
+    return Shape(width, depth, nodes)
 
 
 @dataclass
@@ -61,62 +96,50 @@ class Models:
 
     target: LoadedModel
     draft: LoadedModel | None = None
+    head: Head | None = None
 
 
-def load_models(options: Options) -> Models:
+def load_models(options: Options, target: LoadedModel | None = None) -> Models:
+    """What the options' method needs; a target that is already loaded is taken as it is."""
     set_threads(options.threads)
-    target = load_model(options.model, device=options.device, precision=options.precision, progress=options.progress)
-    if options.draft is None or options.chosen_method != "draft":
-        return Models(target)
-    draft = load_model(
-        options.draft,
-        device=options.device,
-        precision=options.draft_precision or _draft_precision(target, options),
-        head_vocab=options.draft_vocab,
-        progress=options.progress,
-    )
-    require_same_vocabulary(target, draft)
-    return Models(target, draft)
+    if target is None:
+        target = load_model(
+            options.model, device=options.device, precision=options.precision, progress=options.progress
+        )
+    _check_depth(options, target)
+    models = Models(target)
+    if options.draft is not None and options.chosen_method in USES_DRAFT:
+        models.draft = load_model(
+            options.draft,
+            device=options.device,
+            precision=options.draft_precision or _draft_precision(target, options),
+            head_vocab=options.draft_vocab,
+            progress=options.progress,
+        )
+    if options.head is not None and options.chosen_method in USES_HEAD:
+        models.head = load_head(options.head, target.config, target.backend)
+        warn_if_useless(options.head, models.head, target)
+    return models
 
 
 def build_engine(options: Options, models: Models) -> Engine:
     """A fresh engine, with its own cache, over weights that are already loaded."""
     target = models.target
-    share = _pool_share(options)
-    pool = make_pool(target.config, target.backend, target.key, share)
-    controller = Controller(fixed=options.k)
-    return Engine(target, _proposer(options, models, controller), pool, controller, options.engine)
+    pool = make_pool(target.config, target.backend, target.key, options.pool_share)
+    controller = Controller(fixed=options.k, nodes=max(options.shape.nodes, 64))
+    parts = Parts(options, target, models.draft, models.head, pool, controller)
+    return Engine(target, build_proposer(options.chosen_method, parts), pool, controller, options.engine)
 
 
-def _pool_share(options: Options) -> EngineConfig:
-    """A draft's cache comes out of the same budget as the target's: half each."""
-    budget = options.engine.cache_bytes
-    if budget is None or options.chosen_method != "draft":
-        return options.engine
-    return replace(options.engine, cache_bytes=budget // 2)
+def _check_depth(options: Options, target: LoadedModel) -> None:
+    deepest = max(options.k or 0, options.shape.depth if options.tree else 0)
+    if deepest >= target.config.max_positions:
+        raise PacelineError(
+            f"drafts of {deepest} tokens are deeper than the context of {target.name} "
+            f"({target.config.max_positions} positions); lower k or the tree's depth"
+        )
 
 
 def _draft_precision(target: LoadedModel, options: Options) -> Precision:
     """A draft's rounding costs acceptance, never exactness: beside an int8 target, the quickest there is."""
     return "int4" if target.backend.int8 else options.precision
-
-
-def _proposer(options: Options, models: Models, controller: Controller) -> Proposer:
-    method = options.chosen_method
-    if method == "none":
-        return NoProposer()
-    if method == "ngram":
-        longest = options.k or 64
-        return NgramProposer(n_min=options.ngram_min, n_max=options.ngram_max, max_draft=longest)
-    draft = models.draft
-    if draft is None:
-        raise PacelineError("method 'draft' needs a draft model: give --draft (draft=...)")
-    pool = make_pool(draft.config, draft.backend, draft.key, _pool_share(options))
-    return DraftModelProposer(
-        draft,
-        pool,
-        vocab_size=models.target.vocab_size,
-        width=models.target.config.vocab_size,
-        stop_below=lambda: controller.break_even("draft"),
-        prefill_chunk=options.engine.prefill_chunk,
-    )

@@ -22,6 +22,7 @@ class GenerationResult:
     logprobs: list[TokenLogprobs] | None
     stats: RequestStats
     seed: int
+    lossy: bool = False  # typical acceptance: the answer does not follow the model's own distribution
 
     @classmethod
     def of(cls, sequence: Sequence) -> GenerationResult:
@@ -35,6 +36,7 @@ class GenerationResult:
             logprobs=sequence.output.logprobs if asked else None,
             stats=sequence.stats,
             seed=sequence.seed,
+            lossy=sequence.params.lossy,
         )
 
 

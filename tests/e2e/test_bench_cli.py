@@ -22,7 +22,7 @@ def invoke(*arguments: str) -> Result:
 @pytest.mark.parametrize(
     ("arguments", "wrong"),
     [
-        (["--methods", "none,magic"], "unknown method 'magic'; one of none, ngram, draft, transformers"),
+        (["--methods", "none,magic"], "unknown method 'magic'; one of none, ngram, suffix, draft"),
         (["--methods", ","], "--methods is empty"),
         (["--kinds", "poem"], "no prompt of kind 'poem'; there are code, edit, summ, qa, math, chat"),
         (["--methods", "draft"], "'draft' needs a draft model: give --draft"),
@@ -51,7 +51,7 @@ def test_a_real_model_gives_a_table_and_a_report(tmp_path: Path) -> None:
     assert "1 repeats are too few" in done.stderr
     report = json.loads(file.read_text())
     assert [(row["kind"], row["method"]) for row in report["rows"]] == [
-        (kind, method) for kind in ("code", "chat", "all") for method in ("none", "ngram")
+        (kind, method) for kind in ("code", "chat", "all") for method in ("none", "ngram", "auto")
     ]
     for row in report["rows"]:
         assert row["target"] == "smollm2-135m"
@@ -60,7 +60,7 @@ def test_a_real_model_gives_a_table_and_a_report(tmp_path: Path) -> None:
         assert row["first_token_seconds"] > 0
         assert row["min_margin"] > 0
     assert all(row["mean_acceptance_length"] == 1 for row in report["rows"] if row["method"] == "none")
-    assert [len(run["token_ids"]) for run in report["runs"]] == [8] * 4
-    assert [run["cached_tokens"] for run in report["runs"]] == [0] * 4  # every run pays for its prefill
+    assert [len(run["token_ids"]) for run in report["runs"]] == [8] * 6
+    assert [run["cached_tokens"] for run in report["runs"]] == [0] * 6  # every run pays for its prefill
     assert report["provenance"]["precision"]
     assert report["provenance"]["repeats"] == 1

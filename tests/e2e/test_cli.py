@@ -53,6 +53,10 @@ def test_help_answers_without_torch() -> None:
         (["generate", "hi", "--precision", "int3"], "unknown precision 'int3'"),
         (["generate", "hi", "--logit-bias", "x"], "logit bias must be ID=VALUE"),
         (["generate", "hi", "--threads", "0"], "threads must be at least 1, not 0"),
+        (["generate", "hi", "--method", "eagle"], "method 'eagle' needs a head"),
+        (["generate", "hi", "--tree", "wide"], "tree must be WIDTHxDEPTHxNODES, for example 4x6x32, not 'wide'"),
+        (["generate", "hi", "--tree", "2x9x4"], "nodes at least the depth"),
+        (["generate", "hi", "--prediction", "/nowhere.txt"], "cannot read the prediction '/nowhere.txt'"),
         (["bench", "--methods", "none,magic"], "magic"),
         (["models", "fetch", "smollm"], "smollm"),
     ],
@@ -84,7 +88,7 @@ class TestRealModel:
         report = json.loads(done.stdout)
         assert {"text", "token_ids", "identical", "speedup", "runs"} <= report.keys()
         assert report["identical"] is True
-        assert [run["method"] for run in report["runs"]] == ["none", "ngram"]
+        assert [run["method"] for run in report["runs"]] == ["none", "auto"]
         assert report["runs"][0]["token_ids"] == report["token_ids"]
         for run in report["runs"]:
             assert {"tokens_per_second", "acceptance_rate", "mean_acceptance_length"} <= run.keys()
@@ -102,12 +106,38 @@ class TestRealModel:
         assert done.returncode == 2
         assert "the context of smollm2-135m is 8192" in done.stderr
 
-    def test_a_draft_of_another_vocabulary_is_refused(self, tmp_path: Path) -> None:
+    def test_a_draft_of_another_vocabulary_changes_nothing(self, tmp_path: Path) -> None:
         from lab_files import letter_model
 
-        line = refused("generate", "hi", "--draft", str(letter_model(tmp_path)))
-        assert "vocabularies of smollm2-135m" in line
-        assert "id 0" in line
+        arguments = ("generate", "Say hello.", "--max-tokens", "12", "-q")
+        drafted = paceline(*arguments, "--draft", str(letter_model(tmp_path)), "--method", "draft")
+        assert drafted.returncode == 0, drafted.stderr
+        assert drafted.stdout == paceline(*arguments, "--method", "none").stdout
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [
+            (["--head", "/nowhere"], "'/nowhere': no such directory"),
+            (["--tree", "2x9000x9000"], "deeper than the context of smollm2-135m (8192 positions)"),
+            (["--k", "9000"], "deeper than the context of smollm2-135m (8192 positions)"),
+            (["--method", "early-exit", "--exit-layers", "30"], "exit_layers must be between 1 and 29"),
+        ],
+    )
+    def test_what_does_not_fit_this_model_is_one_clear_line(self, arguments: list[str], said: str) -> None:
+        assert said in refused("generate", "hi", *arguments)
+
+    @pytest.mark.parametrize("method", ["suffix", "swift", "early-exit"])
+    def test_methods_that_need_nothing_give_the_plain_answer(self, method: str) -> None:
+        arguments = ("generate", "Count from one to ten.", "--max-tokens", "16", "-q")
+        assert paceline(*arguments, "--method", method).stdout == paceline(*arguments, "--method", "none").stdout
+
+    def test_a_prediction_is_drafted_from(self, tmp_path: Path) -> None:
+        arguments = ("generate", "Count from one to ten.", "--max-tokens", "40", "--method", "suffix", "--json", "-q")
+        plain = json.loads(paceline(*arguments).stdout)
+        (tmp_path / "likely.txt").write_text(plain["text"])
+        predicted = json.loads(paceline(*arguments, "--prediction", str(tmp_path / "likely.txt")).stdout)
+        assert predicted["token_ids"] == plain["token_ids"]
+        assert predicted["target_forwards"] < plain["target_forwards"] / 2
 
     def test_chat_keeps_its_cache_between_turns(self) -> None:
         said = "Name three colours of the rainbow and say why you like them.\nAnd one more?\n/exit\n"

@@ -79,7 +79,7 @@ def test_warm_up_runs_every_method_once() -> None:
 
 
 def test_an_unknown_method_is_told_with_the_known_ones() -> None:
-    with pytest.raises(PacelineError, match="'magic'; one of none, ngram, draft, transformers, transformers-lookup"):
+    with pytest.raises(PacelineError, match="'magic'; one of none, ngram, suffix, draft"):
         config(["magic"])
 
 

@@ -85,12 +85,12 @@ def test_trim_cuts_the_weak_branches_of_a_tree() -> None:
 
 def test_a_fixed_length_is_left_alone() -> None:
     controller = Controller(fixed=5, target=measured(0.05, 0.5))
-    assert controller.budget("draft").depth == 5
+    assert controller.budget("draft", 0).depth == 5
     assert controller.trim([draft([0.01] * 5)])[0].size == 5
 
 
 def learn(controller: Controller, drafted: int, accepted: int, target_seconds: float, draft_seconds: float) -> None:
-    controller.observe([Outcome("draft", draft([0.5] * drafted), accepted)], target_seconds, draft_seconds)
+    controller.observe([Outcome(0, "draft", draft([0.5] * drafted), accepted)], target_seconds, draft_seconds)
 
 
 def test_poor_acceptance_shortens_what_is_asked_of_a_draft_model() -> None:
@@ -98,7 +98,7 @@ def test_poor_acceptance_shortens_what_is_asked_of_a_draft_model() -> None:
         controller = Controller()
         for _ in range(40):
             learn(controller, 5, accepted, 0.05, 0.06)
-        return controller.budget("draft").depth
+        return controller.budget("draft", 0).depth
 
     assert budget_after(0) == 1
     assert budget_after(5) > budget_after(2)

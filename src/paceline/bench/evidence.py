@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.build import METHODS, Models, Options, load_models
+from paceline.build import Models, Options, load_models
 from paceline.cache.pool import BlockPool
 from paceline.cache.tree import chain
 from paceline.llm import LLM
+from paceline.methods import available_methods
 from paceline.model.attention import Span
 from paceline.model.decoder import Batch
 from paceline.sampling.noise import Purpose, key, sample, uniform
@@ -36,8 +37,8 @@ class Check:
 
 def run_checks(options: Options, prompts: list[str], tokens: int, seeds: int) -> Iterator[Check]:
     """Checks as they finish."""
-    models = load_models(replace(options, method="draft" if options.draft else "none"))
-    methods = [m for m in METHODS if m != "none" and (m != "draft" or models.draft is not None)]
+    models = load_models(replace(options, method="auto"))
+    methods = [method for method in available_methods(options.draft, options.head) if method != "none"]
     engines = {m: LLM(**_options(options, m), models=models) for m in ("none", *methods)}
     ids = [_encode(engines["none"], prompt) for prompt in prompts]
     for method in methods:

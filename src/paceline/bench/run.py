@@ -6,20 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.bench.margin import PlainOutput, plain_output
+from paceline.bench.methods import options_of
 from paceline.bench.noise import CpuClock, other_cores
 from paceline.bench.peer_transformers import PEERS, load_peers
 from paceline.bench.runner import EngineRunner, Measurement, Runner
 from paceline.bench.tasks import BenchPrompt
-from paceline.build import METHODS, Models, Options, load_models
+from paceline.build import Models, Options, load_models
 from paceline.cache.pool import ROUND
 from paceline.engine.engine import EngineConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
+from paceline.methods import USES_DRAFT, USES_HEAD
 from paceline.sampling.params import SamplingParams
 from paceline.text.tokenizer import Tokenizer
 
 PLAIN = "none"
-KNOWN_METHODS = (*METHODS, *PEERS)
 ENOUGH_REPEATS = 5
 
 
@@ -56,9 +57,9 @@ class BenchConfig:
         return [method for method in self.methods if method in PEERS]
 
     def _check(self, method: str) -> None:
-        if method not in KNOWN_METHODS:
-            raise PacelineError(f"unknown method '{method}'; one of {', '.join(KNOWN_METHODS)}")
-        if method in ("draft", "transformers-draft") and self.options.draft is None:
+        if method not in PEERS:
+            options_of(method, self.options)
+        elif method == "transformers-draft" and self.options.draft is None:
             raise PacelineError(f"method '{method}' needs a draft model: give --draft")
         if method in PEERS and self.temperature > 0:
             raise PacelineError(f"method '{method}' decodes greedily; use temperature 0, not {self.temperature}")
@@ -84,7 +85,7 @@ class Outcome:
     plain: dict[str, PlainOutput] = field(default_factory=dict)
     other_cores: float = 0.0
     precision: str = ""
-    draft_precision: str | None = None
+    draft_precisions: dict[str, str] = field(default_factory=dict)  # by draft model
 
     def first_plain_ids(self) -> dict[str, list[int]]:
         """By prompt id, what plain decoding said the first time: what all others are held against."""
@@ -97,7 +98,7 @@ OnRun = Callable[[int, int, str], None]
 
 def run_bench(config: BenchConfig, on_run: OnRun | None = None) -> Outcome:
     """Load once, warm each method up, time them, and decode plainly once more for the margins."""
-    models = load_models(_with_draft_if_used(config))
+    models = load_models(replace(config.options, method=PLAIN))
     prompts = encode(config, models)
     llms = engines(config, models, longest=max(map(len, prompts.values())))
     runners: dict[str, Runner] = {method: EngineRunner(llm, config.params) for method, llm in llms.items()}
@@ -109,7 +110,8 @@ def run_bench(config: BenchConfig, on_run: OnRun | None = None) -> Outcome:
     if config.params.greedy:
         outcome.plain = {key: plain_output(llms[PLAIN], ids, config.params) for key, ids in prompts.items()}
     outcome.precision = models.target.backend.precision
-    outcome.draft_precision = models.draft.backend.precision if models.draft else None
+    drafts = [llm.models.draft for llm in llms.values() if llm.models.draft is not None]
+    outcome.draft_precisions = {draft.name: draft.backend.precision for draft in drafts}
     return outcome
 
 
@@ -145,8 +147,16 @@ def engines(config: BenchConfig, models: Models, longest: int) -> dict[str, LLM]
     """
     block = -(-(longest + config.max_tokens) // ROUND) * ROUND
     engine = EngineConfig(max_batch=1, block_size=block)
-    own = [method for method in config.methods if method in METHODS]
-    return {method: LLM(models=models, **vars(replace(config.options, method=method, engine=engine))) for method in own}
+    own = [method for method in config.methods if method not in PEERS]
+    options = {method: replace(options_of(method, config.options), engine=engine) for method in own}
+    loaded: dict[tuple[str | None, str | None], Models] = {}  # a draft or head serves every method that uses it
+    llms = {}
+    for method, each in options.items():
+        used = (each.draft if each.chosen_method in USES_DRAFT else None, each.head)
+        if used not in loaded or (each.head and each.chosen_method in USES_HEAD and loaded[used].head is None):
+            loaded[used] = load_models(each, models.target)
+        llms[method] = LLM(models=loaded[used], **vars(each))
+    return llms
 
 
 def warm_up(runners: Mapping[str, Runner], prompt: Sequence[int]) -> None:
@@ -180,8 +190,3 @@ def schedule(config: BenchConfig) -> Iterator[tuple[BenchPrompt, str, int, int]]
 def rotated(methods: Sequence[str], by: int) -> list[str]:
     by %= len(methods)
     return [*methods[by:], *methods[:by]]
-
-
-def _with_draft_if_used(config: BenchConfig) -> Options:
-    """The draft is loaded with the method that needs it."""
-    return replace(config.options, method="draft" if "draft" in config.methods else "none")

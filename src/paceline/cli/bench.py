@@ -5,17 +5,18 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from paceline.cli import options
+from paceline.cli.groups import ModelChoice, grouped
 
 # torch takes seconds to import and rich a good part of one: both wait until the command runs.
 if TYPE_CHECKING:
     from paceline.bench.run import OnRun, Outcome
     from paceline.bench.tasks import BenchPrompt
-    from paceline.device import Precision
+    from paceline.build import Options
 
 NARROWEST = 132  # columns; a table in a file or a pipe must not be folded to 80
 
@@ -23,8 +24,8 @@ NARROWEST = 132  # columns; a table in a file or a pipe must not be folded to 80
 Methods = Annotated[
     str | None,
     typer.Option(
-        help="Comma-separated: none, ngram, draft; peers: transformers, transformers-lookup, transformers-draft "
-        "(default: none, ngram, and draft with --draft)."
+        help="Comma-separated methods, draft:MODEL, or all; peers: transformers, transformers-lookup, "
+        "transformers-draft (default: none, ngram, auto, and draft with --draft)."
     ),
 ]
 Prompts = Annotated[Path | None, typer.Option(help="JSON lines of prompts (default: 18 built-in ones).")]
@@ -34,20 +35,14 @@ Repeats = Annotated[int, typer.Option(help="Timed runs of each prompt and method
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write rows, runs and provenance to this file.")]
 
 
+@grouped
 def bench(
-    model: options.Model = "smollm2-135m",
-    draft: options.Draft = None,
+    models: ModelChoice,
     methods: Methods = None,
     prompts: Prompts = None,
     kinds: Kinds = None,
     limit: Limit = None,
     repeats: Repeats = 5,
-    k: options.K = None,
-    precision: options.Precision = "auto",
-    draft_precision: options.DraftPrecision = None,
-    draft_vocab: options.DraftVocab = None,
-    threads: options.Threads = None,
-    device: options.Device = None,
     max_tokens: options.MaxTokens = 128,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = None,
@@ -56,17 +51,12 @@ def bench(
 ) -> None:
     """Time drafting methods against plain decoding, interleaved, and check that the answers are the same."""
     from paceline.bench.run import BenchConfig, run_bench
-    from paceline.build import Options
 
     _require_folder(json_file)
     show = not quiet and sys.stderr.isatty()
-    models = Options(
-        model, draft=draft, k=k, device=device, precision=cast("Precision", precision),
-        draft_precision=cast("Precision | None", draft_precision), draft_vocab=draft_vocab, threads=threads,
-        progress=show,
-    )  # fmt: skip
+    chosen = models.options(progress=show)
     config = BenchConfig(
-        models, _methods(methods, draft), _prompts(prompts, kinds, limit),
+        chosen, _methods(methods, chosen), _prompts(prompts, kinds, limit),
         max_tokens=max_tokens, temperature=temperature, seed=seed, repeats=repeats,
     )  # fmt: skip
     with _progress(show) as on_run:
@@ -74,10 +64,12 @@ def bench(
     _report(outcome, json_file)
 
 
-def _methods(named: str | None, draft: str | None) -> list[str]:
+def _methods(named: str | None, chosen: "Options") -> list[str]:
+    from paceline.bench.methods import all_methods
+
     if named is None:
-        return ["none", "ngram"] if draft is None else ["none", "ngram", "draft"]
-    return _split(named, "--methods")
+        return ["none", "ngram", "auto"] if chosen.draft is None else ["none", "ngram", "draft", "auto"]
+    return all_methods(chosen) if named == "all" else _split(named, "--methods")
 
 
 def _prompts(path: Path | None, kinds: str | None, limit: int | None) -> "list[BenchPrompt]":

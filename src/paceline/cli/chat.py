@@ -9,6 +9,7 @@ import typer
 
 from paceline.cli import options as opt
 from paceline.cli.console import note, summary
+from paceline.cli.groups import ModelChoice, Sampling, grouped
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
@@ -16,35 +17,19 @@ if TYPE_CHECKING:
     from paceline.sampling.params import SamplingParams
 
 
+@grouped
 def chat(
-    model: opt.Model = "smollm2-135m",
-    draft: opt.Draft = None,
+    models: ModelChoice,
+    sampling: Sampling,
     method: opt.Method = None,
-    k: opt.K = None,
-    precision: opt.Precision = "auto",
-    threads: opt.Threads = None,
-    device: opt.Device = None,
-    temperature: opt.Temperature = 0.0,
-    top_k: opt.TopK = 0,
-    top_p: opt.TopP = 1.0,
-    min_p: opt.MinP = 0.0,
-    repetition_penalty: opt.RepetitionPenalty = 1.0,
-    seed: opt.Seed = None,
-    max_tokens: opt.MaxTokens = 512,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     quiet: opt.Quiet = False,
 ) -> None:
     """Talk with a model. /reset forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer."""
+    params = sampling.params()
     from paceline.llm import LLM
-    from paceline.sampling.params import SamplingParams
 
-    params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition_penalty,
-        seed=seed, max_tokens=max_tokens,
-    )  # fmt: skip
-    llm = LLM(
-        model, draft=draft, method=method, k=k, precision=precision, threads=threads, device=device, progress=not quiet
-    )
+    llm = LLM(**vars(models.options(method=method, progress=not quiet)))
     start = [{"role": "system", "content": system}] if system else []
     messages = list(start)
     note("/reset forgets, /exit ends, Ctrl-C stops an answer", quiet=quiet)

@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli.bench import bench
 from paceline.cli.chat import chat
+from paceline.cli.explain import explain
 from paceline.cli.generate import generate
 from paceline.cli.models import models_app
 from paceline.cli.quality import quality
@@ -22,6 +23,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(generate)
+app.command()(explain)
 app.command()(chat)
 app.command()(bench)
 app.command()(verify)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,11 +13,24 @@ Model = Annotated[
     str, typer.Option("--model", "-m", help="Preset, directory, .gguf file or hub id.", rich_help_panel=_MODEL)
 ]
 Draft = Annotated[
-    str | None, typer.Option("--draft", "-d", help="Draft model, same vocabulary.", rich_help_panel=_MODEL)
+    str | None, typer.Option("--draft", "-d", help="Draft model, of any vocabulary.", rich_help_panel=_MODEL)
+]
+Head = Annotated[
+    str | None, typer.Option(help="EAGLE, Medusa or MTP head: directory or hub id.", rich_help_panel=_MODEL)
 ]
 Method = Annotated[
     str | None,
-    typer.Option(help="none, ngram or draft (default: draft with --draft, else ngram).", rich_help_panel=_MODEL),
+    typer.Option(
+        help="none, ngram, suffix, draft, eagle, medusa, mtp, swift, early-exit, or auto (the default): the best of "
+        "suffix, ngram and the head or draft given, chosen for each request and step.",
+        rich_help_panel=_MODEL,
+    ),
+]
+Tree = Annotated[
+    str | None, typer.Option(help="Draft trees: WIDTHxDEPTHxNODES, for example 4x6x32.", rich_help_panel=_MODEL)
+]
+ExitLayers = Annotated[
+    int | None, typer.Option(help="early-exit: layers to draft with (default: half).", rich_help_panel=_MODEL)
 ]
 K = Annotated[
     int | None, typer.Option("--k", help="Draft length (default: adapts to what pays).", rich_help_panel=_MODEL)
@@ -24,7 +38,10 @@ K = Annotated[
 NgramMin = Annotated[int, typer.Option(help="ngram: shortest ending to look for.", rich_help_panel=_MODEL)]
 NgramMax = Annotated[int, typer.Option(help="ngram: longest ending to look for.", rich_help_panel=_MODEL)]
 Verify = Annotated[
-    str, typer.Option(help="auto, rejection, or coupled (same tokens as plain under a seed).", rich_help_panel=_MODEL)
+    str,
+    typer.Option(
+        help="auto, rejection, coupled (same tokens as plain under a seed), or typical (lossy).", rich_help_panel=_MODEL
+    ),
 ]
 Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, int8, int8-fast, or int4.", rich_help_panel=_MODEL)]
 DraftPrecision = Annotated[str | None, typer.Option(help="Precision of the draft.", rich_help_panel=_MODEL)]
@@ -35,6 +52,10 @@ Threads = Annotated[
     int | None, typer.Option(help="Threads (default: what the container allows).", rich_help_panel=_MODEL)
 ]
 Device = Annotated[str | None, typer.Option(help="cpu or cuda (default: a GPU if any).", rich_help_panel=_MODEL)]
+Prediction = Annotated[
+    Path | None,
+    typer.Option(help="File with the likely answer, to draft from: the text before an edit.", rich_help_panel=_MODEL),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no statistics.")]
 
 Temperature = Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.", rich_help_panel=_SAMPLING)]

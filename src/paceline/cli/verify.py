@@ -10,17 +10,12 @@ import typer
 
 from paceline.cli import options as opt
 from paceline.cli.console import note
+from paceline.cli.groups import ModelChoice, grouped
 
 
+@grouped
 def verify(
-    model: opt.Model = "smollm2-135m",
-    draft: opt.Draft = None,
-    k: opt.K = None,
-    precision: opt.Precision = "auto",
-    draft_precision: opt.DraftPrecision = None,
-    draft_vocab: opt.DraftVocab = None,
-    threads: opt.Threads = None,
-    device: opt.Device = None,
+    models: ModelChoice,
     max_tokens: opt.MaxTokens = 64,
     seeds: Annotated[int, typer.Option(help="Seeds of the coupled check.", min=1)] = 5,
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
@@ -29,12 +24,8 @@ def verify(
     """Check on this model that speculation changes nothing, and print the evidence. Exit code 1 if a check fails."""
     from paceline.bench.evidence import run_checks
     from paceline.bench.tasks import builtin_prompts
-    from paceline.build import Options
 
-    options = Options(
-        model, draft=draft, k=k, precision=precision, draft_precision=draft_precision,  # type: ignore[arg-type]
-        draft_vocab=draft_vocab, threads=threads, device=device, progress=not quiet,
-    )  # fmt: skip
+    options = models.options(progress=not quiet)
     kinds = {task.kind: task.messages[-1]["content"] for task in builtin_prompts()}
     checks = []
     for check in run_checks(options, list(kinds.values())[:3], max_tokens, seeds):

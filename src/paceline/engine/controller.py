@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
 
 from paceline.propose.base import Budget
 from paceline.types import Draft
 
 # Drafting has to promise this much more than plain decoding: estimates err, and a lost step is lost.
 WORTHWHILE = 1.05
+UNKNOWN_COST = 0.25  # of a target step: what a draft's level is taken to cost before it was timed
 
 
 @dataclass
@@ -44,35 +47,63 @@ class LineFit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one sequence drafted in a step, by which method, and how many of it were accepted."""
+    """What one request drafted in a step, by which method, and how many of it were accepted."""
 
+    request: int
     source: str
     draft: Draft
     accepted: int
 
 
 @dataclass
+class Tally:
+    """Drafted tokens that verification reached, and those of them that it accepted; old ones fade."""
+
+    fading: float
+    accepted: float = 0.0
+    tried: float = 0.0
+
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
+        self.accepted = self.fading * self.accepted + sum(outcome.accepted for outcome in outcomes)
+        reached = sum(min(outcome.draft.depth, outcome.accepted + 1) for outcome in outcomes)
+        self.tried = self.fading * self.tried + reached
+
+    def rate(self, prior: float, weight: float) -> float:
+        return (self.accepted + weight * prior) / (self.tried + weight)
+
+
+@dataclass
 class Record:
-    """What one method has shown lately; every figure fades."""
+    """What one method has shown: its cost, its rate, its acceptance over all requests and on those under way."""
 
     draft_seconds: float | None = None  # per level of a draft
-    accepted: float = 3.0  # of the drafted tokens that verification reached; the prior is 3 of 4
-    tried: float = 4.0
     tokens_per_second: float | None = None  # of one sequence in steps that drafted
+    everywhere: Tally = field(default_factory=lambda: Tally(0.99))
+    requests: dict[int, Tally] = field(default_factory=dict)
 
-    @property
-    def acceptance(self) -> float:
-        return self.accepted / self.tried
+    def acceptance(self, request: int) -> float:
+        """On one request: what it was elsewhere, until the request's own outcomes say otherwise."""
+        elsewhere = self.everywhere.rate(prior=0.75, weight=4.0)
+        return self.requests.get(request, NOTHING_TRIED).rate(prior=elsewhere, weight=4.0)
 
     def learn(self, outcomes: Sequence[Outcome], target_seconds: float, draft_seconds: float) -> None:
-        accepted = sum(outcome.accepted for outcome in outcomes)
-        reached = sum(min(outcome.draft.depth, outcome.accepted + 1) for outcome in outcomes)
         levels = max(outcome.draft.depth for outcome in outcomes)
-        rate = (accepted + len(outcomes)) / len(outcomes) / (target_seconds + draft_seconds)
+        emitted = sum(outcome.accepted + 1 for outcome in outcomes)
+        rate = emitted / len(outcomes) / (target_seconds + draft_seconds)
         self.draft_seconds = _fade(self.draft_seconds, draft_seconds / levels)
         self.tokens_per_second = _fade(self.tokens_per_second, rate)
-        self.accepted = 0.9 * self.accepted + accepted
-        self.tried = 0.9 * self.tried + reached
+        self.everywhere.learn(outcomes)
+        for outcome in outcomes:
+            self.requests.setdefault(outcome.request, Tally(0.9)).learn([outcome])
+
+    def rest(self, request: int) -> None:
+        """The request drafted by another method: what this one showed on it slowly loses its weight."""
+        if request in self.requests:
+            tally = self.requests[request]
+            tally.accepted, tally.tried = 0.97 * tally.accepted, 0.97 * tally.tried
+
+
+NOTHING_TRIED = Tally(1.0)
 
 
 @dataclass
@@ -103,15 +134,36 @@ class Controller:
             return 0.4
         return min(0.95, record.tokens_per_second * (record.draft_seconds + self._row()))
 
-    def budget(self, source: str) -> Budget:
+    def budget(self, source: str, request: int) -> Budget:
         """The most that is of use to ask of a method for one sequence; `trim` decides what of it is verified."""
         if self.fixed is not None:
             return Budget(self.fixed, self.nodes)
-        record = self.record(source)
-        if record.draft_seconds is None or record.draft_seconds < self._row() / 10:
+        cost = self.record(source).draft_seconds
+        if cost is None or cost < self._row() / 10:
             return Budget(self.longest, self.nodes)  # drafts that cost next to nothing are cut by their own confidence
-        length = best_length([record.acceptance] * self.longest, self.target, 1, record.draft_seconds)
-        return Budget(max(1, length), self.nodes)
+        return Budget(max(1, self.expectation(source, request)[1]), self.nodes)
+
+    def promise(self, draft: Draft) -> float:
+        """Expected tokens a second of a step that verifies the best part of this draft, or nothing of it."""
+        best, emitted = 1 / self.target.seconds(1), 1.0
+        for count, chance in enumerate(sorted(survivals(draft), reverse=True), start=1):
+            emitted += chance
+            best = max(best, emitted / self.target.seconds(1 + count))
+        return best
+
+    def expectation(self, source: str, request: int) -> tuple[float, int]:
+        """Expected tokens a second of a step that drafts with this method at its best length, and that length."""
+        record = self.record(source)
+        cost = UNKNOWN_COST * self.target.seconds(1) if record.draft_seconds is None else record.draft_seconds
+        rates = [record.acceptance(request)] * (self.fixed or self.longest)
+        length = best_length(rates, self.target, 1, cost) if self.fixed is None else self.fixed
+        emitted = 1 + sum(accumulate(rates[:length], mul))
+        return emitted / (self.target.seconds(1 + length) + length * cost), length
+
+    def forget(self, request: int) -> None:
+        """The request has ended."""
+        for record in self.records.values():
+            record.requests.pop(request, None)
 
     def trim(self, drafts: Sequence[Draft]) -> list[Draft]:
         """What is worth verifying of the whole step: nodes in decreasing order of their chance of being emitted, while
@@ -145,8 +197,10 @@ class Controller:
         # Where methods share a step, the time is that of the dearest; the others cost next to nothing.
         dearest = max(by_source, key=lambda source: self.record(source).draft_seconds or 0.0, default=None)
         for source, group in by_source.items():
-            spent = draft_seconds if source == dearest else 0.0
-            self.record(source).learn(group, target_seconds, spent)
+            self.record(source).learn(group, target_seconds, draft_seconds if source == dearest else 0.0)
+            for other, record in self.records.items():
+                for outcome in group if other != source else ():
+                    record.rest(outcome.request)
 
     def _row(self) -> float:
         return self.target.seconds(2) - self.target.seconds(1)

@@ -73,10 +73,19 @@ class Engine:
             )
         output = Output.of(self.model.tokenizer, params, self.model.eos_ids)
         seed = secrets.randbits(63) if params.seed is None else params.seed
-        sequence = Sequence(next(self._ids), list(prompt), len(prompt), params, seed, room, output)
+        sequence = Sequence(
+            next(self._ids), list(prompt), len(prompt), params, seed, room, output,
+            prediction=self._prediction(params), tenant=params.tenant,
+        )  # fmt: skip
         sequence.stats.prompt_tokens = len(prompt)
         self.scheduler.waiting.append(sequence)
         return sequence
+
+    def _prediction(self, params: SamplingParams) -> list[int]:
+        """Token ids of the request's own likely answer; ids that are no tokens are never proposed."""
+        if isinstance(params.prediction, str):
+            return self.model.tokenizer.encode(params.prediction, bos=False) if params.prediction else []
+        return [token for token in params.prediction if 0 <= token < self.model.vocab_size]
 
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
@@ -86,7 +95,7 @@ class Engine:
             return []
         finished = self.stepper.step(work)
         for sequence in finished:
-            self.scheduler.finish(sequence)
+            self._finish(sequence)
         return finished
 
     def abort(self, sequence: Sequence) -> None:
@@ -94,7 +103,11 @@ class Engine:
         if sequence.finish_reason is None:
             sequence.finish_reason = "aborted"
             sequence.output.end()
-            self.scheduler.finish(sequence)
+            self._finish(sequence)
+
+    def _finish(self, sequence: Sequence) -> None:
+        self.scheduler.finish(sequence)
+        self.controller.forget(sequence.id)
 
     @property
     def idle(self) -> bool:

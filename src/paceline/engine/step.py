@@ -148,7 +148,7 @@ class Stepper:
                 record_step(candidate, path, tokens, self.proposer.name, drafted - started, verified - drafted)
         if all(item.samples and item.count == 1 for item in work):
             outcomes = [
-                Outcome(c.draft.source or self.proposer.name, c.draft, len(path))
+                Outcome(c.sequence.id, c.draft.source or self.proposer.name, c.draft, len(path))
                 for c, (path, _) in zip(candidates, walked, strict=True)
             ]
             self.controller.observe(outcomes, verified - drafted, drafted - started)
@@ -159,7 +159,7 @@ class Stepper:
         left = sequence.room - len(sequence.tokens) - 1
         if not item.samples or item.count > 1 or left <= 0:
             return NOTHING
-        budget = self.controller.budget(self.proposer.name)
+        budget = self.controller.budget(self.proposer.name, sequence.id)
         depth = min(budget.depth, left)
         # Reserved is what a chain can come to; a wide tree near the end of its room may need more, if there is any.
         assert sequence.cache is not None

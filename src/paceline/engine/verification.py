@@ -16,6 +16,7 @@ from paceline.types import Draft, Sequence
 from paceline.verify.coupled import choose, verify_coupled
 from paceline.verify.rejection import verify_rejection
 from paceline.verify.trees import line_up
+from paceline.verify.typical import verify_typical
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Candidate:
         params = self.sequence.params
         if params.greedy:
             return "greedy"
+        if params.lossy:
+            return "typical"
         return "coupled" if params.coupled else self.draft.draw
 
 
@@ -74,6 +77,8 @@ def _verify_kind(kind: str, scores: Tensor, members: list[Candidate]) -> tuple[T
         return verify_coupled(choose(scores, None), trees)
     if kind == "coupled":
         return verify_coupled(choose(scores, _row_keys(members, Purpose.SAMPLE, device)), trees)
+    if kind == "typical":
+        return verify_typical(scores, trees, _row_keys(members, Purpose.SAMPLE, device))
     q = None if kind == "point" else _stack_q(members, scores.shape[1])
     residual_keys = _row_keys(members, Purpose.RESIDUAL, device)
     return verify_rejection(scores, trees, q, _coins(members, device), residual_keys, replacement=kind == "iid")

@@ -279,6 +279,7 @@ _READERS = {
     "llama": _llama,
     "mistral": _mistral,
     "qwen2": _qwen2,
+    "mimo": _qwen2,
     "qwen3": _qwen3,
     "gemma3": _gemma3,
     "gemma3_text": _gemma3,

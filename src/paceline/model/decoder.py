@@ -91,8 +91,8 @@ class Decoder:
     def forward(self, batch: Batch) -> tuple[Tensor, dict[int, Tensor]]:
         """Final hidden states [T, H] (before the last norm) and the taps asked for, each [T, H].
 
-        Tap i is the input of layer i (`hidden_states[i]` in transformers), `num_layers` the last layer's output, -1 that
-        output after the final norm. Writes keys and values of every row into its sequence's slots in `batch.pool`.
+        Tap i is the input of layer i (`hidden_states[i]` in transformers), `num_layers` the last layer's output, -1
+        that output after the final norm. Writes keys and values of every row into its sequence's slots in `batch.pool`.
         """
         hidden = self._embed(batch)
         attention = plan_attention(self.config, batch.spans, self.device)

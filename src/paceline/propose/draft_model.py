@@ -18,8 +18,6 @@ from paceline.propose.rollout import CHAIN, Growth, Level, Rollout, Shape
 from paceline.types import NO_DRAFT, Committed, Draft, View
 from paceline.weights.load import LoadedModel
 
-FEW = 4  # more new tokens than a step brings: the draft is behind and catches up first
-
 
 @dataclass
 class State:
@@ -38,6 +36,7 @@ class DraftModelProposer(Proposer):
 
     name = "draft"
     catch_up_rows = 512
+    few = 4  # more new tokens than a step brings: the draft is behind and catches up first
 
     def __init__(
         self, model: LoadedModel, pool: BlockPool, *, vocab_size: int, width: int,
@@ -51,12 +50,24 @@ class DraftModelProposer(Proposer):
         self.prefill_chunk = prefill_chunk
         self._states: dict[int, State] = {}
 
+    def context(self, view: View) -> Sequence[int]:
+        """The sequence so far in the draft's own ids: the same as the target's."""
+        return view.tokens
+
+    def room(self, view: View) -> int:
+        """Most ids that `context` is expected to come to."""
+        return view.room
+
+    def growth(self, view: View, budget: Budget) -> Growth:
+        return Growth(view, budget, self.shape)
+
     def open(self, view: View) -> int:
         """Start from the longest prefix in the draft's own cache; without room there the sequence decodes plainly."""
-        room = min(view.room, self.decoder.config.max_positions)
-        if len(view.tokens) < room:
+        tokens = self.context(view)
+        room = min(self.room(view), self.decoder.config.max_positions)
+        if len(tokens) < room:
             with suppress(CacheFull):
-                self._states[view.id] = State(self.pool.open(view.tokens, room))
+                self._states[view.id] = State(self.pool.open(tokens, room))
         return view.committed
 
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
@@ -83,18 +94,21 @@ class DraftModelProposer(Proposer):
     def _start(self, view: View, budget: Budget) -> Growth | None:
         """A draft to grow, once the cache has caught up and where the draft's context allows."""
         state = self._states.get(view.id)
-        left = self.decoder.config.max_positions - len(view.tokens)
-        if state is None or budget.depth == 0 or left <= 0:
+        if state is None or budget.depth == 0:
+            return None
+        tokens = self.context(view)
+        left = self.decoder.config.max_positions - len(tokens)
+        if left <= 0:
             return None
         # A step that failed after drafting left rows behind, and perhaps no token to feed.
         state.growth = None
-        state.cache.truncate(min(state.cache.length, len(view.tokens) - 1))
-        if len(view.tokens) - state.cache.length > FEW:
+        state.cache.truncate(min(state.cache.length, len(tokens) - 1))
+        if len(tokens) - state.cache.length > self.few:
             return None
-        growth = Growth(view, Budget(min(budget.depth, left), budget.nodes), self.shape)
-        levels = min(growth.budget.depth, self.shape.depth)
+        growth = self.growth(view, Budget(min(budget.depth, left), budget.nodes))
+        levels = min(growth.budget.depth, growth.shape.depth)
         try:  # room for the tokens that are new here and for all nodes that get children
-            state.cache.append(len(view.tokens) - state.cache.length + (levels - 1) * self.shape.width)
+            state.cache.append(len(tokens) - state.cache.length + (levels - 1) * growth.shape.width)
         except CacheFull:
             return None
         state.growth = growth
@@ -111,41 +125,47 @@ class DraftModelProposer(Proposer):
             state = self._states.get(view.id)
             if state is None:
                 continue
-            begin = state.cache.length
+            tokens, begin = self.context(view), state.cache.length
             chunk_end = (begin // self.prefill_chunk + 1) * self.prefill_chunk
-            end = min(chunk_end, len(view.tokens) - 1, self.decoder.config.max_positions)
-            behind = len(view.tokens) - begin > FEW and end > begin
+            end = min(chunk_end, len(tokens) - 1, self.decoder.config.max_positions)
+            behind = len(tokens) - begin > self.few and end > begin
             if not behind or (fed and len(fed) + end - begin > self.catch_up_rows):
                 continue
-            state.cache.append(end - begin)
-            spans.append(Span(state.cache, len(fed), end - begin, begin))
-            fed += view.tokens[begin:end]
+            with suppress(CacheFull):
+                state.cache.append(end - begin)
+                spans.append(Span(state.cache, len(fed), end - begin, begin))
+                fed += tokens[begin:end]
         if spans:
             self._forward(spans, torch.tensor(fed))
         by_cache = {id(state.cache): view for view in views if (state := self._states.get(view.id))}
         for span in spans:
-            span.cache.commit(range(span.count), by_cache[id(span.cache)].tokens)
+            span.cache.commit(range(span.count), self.context(by_cache[id(span.cache)]))
 
     def _feed_new_tokens(self, growths: Sequence[Growth]) -> Tensor:
         """Forward what the target emitted since; hidden states [B, H] of each sequence's last token."""
         spans: list[Span] = []
         fed: list[int] = []
         for growth in growths:
-            cache, tokens = self._states[growth.view.id].cache, growth.view.tokens
+            cache, tokens = self._states[growth.view.id].cache, self.context(growth.view)
             spans.append(Span(cache, len(fed), len(tokens) - cache.length, cache.length))
             fed.extend(tokens[cache.length :])
         hidden = self._forward(spans, torch.tensor(fed))
         for growth, span in zip(growths, spans, strict=True):
-            span.cache.commit(range(span.count), growth.view.tokens)
+            span.cache.commit(range(span.count), self.context(growth.view))
         return hidden[send(torch.tensor([span.start + span.count - 1 for span in spans]), hidden.device)]
 
     def _feed_level(self, level: Level) -> Tensor:
+        spans, tokens = self._rows(level)
+        return self.decoder.logits(self._forward(spans, tokens))
+
+    def _rows(self, level: Level) -> tuple[list[Span], Tensor]:
+        """Where the nodes of a level go, and their tokens [R]."""
         spans: list[Span] = []
         tokens: list[Tensor] = []
         for growth, nodes in level:
             spans.append(growth.span(self._states[growth.view.id].cache, len(tokens), nodes))
             tokens += [growth.tokens[node] for node in nodes]
-        return self.decoder.logits(self._forward(spans, torch.stack(tokens)))
+        return spans, torch.stack(tokens)
 
     def _forward(self, spans: Sequence[Span], tokens: Tensor) -> Tensor:
         device = self.decoder.device

@@ -49,6 +49,7 @@ class Growth:
     view: View
     budget: Budget
     shape: Shape = CHAIN
+    lead: int = 0  # scratch rows before the nodes' own: the last token's, where it is not committed
     tokens: list[Tensor] = field(default_factory=list)  # each a scalar on the device
     parents: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
@@ -103,12 +104,12 @@ class Growth:
         self.fed += nodes
         slot = {node: i for i, node in enumerate(self.fed)}
         parents: Parents = tuple(slot.get(self.parents[node], ROOT) for node in self.fed)
-        position = cache.length + first
+        position = cache.length + self.lead + first
         return Span(cache, start, len(nodes), position, None if is_chain(parents) else parents)
 
     def accepted_slots(self, path: Sequence[int]) -> list[int]:
         """Scratch slots of the accepted nodes as far down as they were fed."""
-        slot = {node: i for i, node in enumerate(self.fed)}
+        slot = {node: i for i, node in enumerate(self.fed, start=self.lead)}
         kept = []
         for node in path:
             if node not in slot:

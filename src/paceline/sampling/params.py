@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from paceline.errors import PacelineError
 LogitsProcessor = Callable[[Tensor, Sequence[int]], Tensor]
 """(logits of one row [V], token ids before it: prompt and output) -> logits [V]. Must be a pure function."""
 
-Verify = Literal["auto", "rejection", "coupled"]
+Verify = Literal["auto", "rejection", "coupled", "typical"]
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,9 @@ class SamplingParams:
     repetition_penalty counts prompt and output, presence and frequency the output only. logprobs: how many alternatives
     to report beside each token, None for none; they are the raw log-softmax, before the chain. seed: fixes the noise.
     verify: `coupled` gives the tokens of plain decoding under the same seed, `rejection` the largest acceptance;
-    `auto` is coupled when there is a seed. Raises PacelineError naming the first field out of range.
+    `auto` is coupled when there is a seed; `typical` is Medusa's acceptance and LOSSY: the answer no longer follows the
+    model's distribution, and the result says so. prediction: the likely answer, text or token ids, to draft from.
+    tenant: whose past answers may be drafted from. Raises PacelineError naming the first field out of range.
     """
 
     temperature: float = 0.0
@@ -44,6 +46,8 @@ class SamplingParams:
     logprobs: int | None = None
     verify: Verify = "auto"
     processors: Sequence[LogitsProcessor] = ()
+    prediction: str | Sequence[int] = ""
+    tenant: str = ""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -65,7 +69,7 @@ class SamplingParams:
             ("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 100, "between 0 and 100"),
             ("seed", self.seed, self.seed is None or 0 <= self.seed < 2**63, "between 0 and 2^63 - 1"),
             ("stop", list(self.stop), all(self.stop), "made of non-empty strings"),
-            ("verify", self.verify, self.verify in ("auto", "rejection", "coupled"), "auto, rejection or coupled"),
+            ("verify", self.verify, self.verify in get_args(Verify), "auto, rejection, coupled or typical"),
             ("logit_bias", dict(self.logit_bias), _no_nan(self.logit_bias), "finite (or -inf) for ids of 0 or more"),
         ]
 
@@ -77,6 +81,11 @@ class SamplingParams:
     def coupled(self) -> bool:
         """Greedy counts as coupled: without noise the two verifiers are the same rule."""
         return self.greedy or self.verify == "coupled" or (self.verify == "auto" and self.seed is not None)
+
+    @property
+    def lossy(self) -> bool:
+        """The answer may differ from the model's own distribution."""
+        return self.verify == "typical" and not self.greedy
 
     @property
     def penalised(self) -> bool:

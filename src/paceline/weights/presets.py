@@ -40,6 +40,7 @@ class Preset:
     licence: str
     hub_repo: str
     hub_filename: str | None = None  # None: the hub has this model, but not as this GGUF
+    drafts: tuple[str, ...] = ()  # presets that can draft for it, one of its own vocabulary first
 
 
 def _numbered(requirement: str, count: int) -> tuple[str, ...]:
@@ -71,6 +72,7 @@ PRESETS: dict[str, Preset] = {
             licence="Apache-2.0",
             hub_repo="Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF",
             hub_filename="qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+            drafts=("qwen2.5-coder-0.5b", "smollm2-135m"),
         ),
         Preset(
             name="qwen2.5-coder-0.5b",

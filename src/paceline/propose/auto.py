@@ -1,0 +1,92 @@
+"""The choice among methods, anew for every request and step, from measured acceptance and measured cost.
+
+Light methods (suffix, n-gram) cost next to nothing and are always asked; each says what it has found and how sure it
+is. The heavy one (a head or a draft model) costs time before it says anything, so it is judged by what it has shown on
+this request, and asked only if it promises more. Both are weighed in expected tokens a second; drafting nothing is
+among the choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from paceline.engine.controller import Controller
+from paceline.propose.base import NOTHING, Budget, Proposer
+from paceline.types import Committed, Draft, View
+
+HYSTERESIS = 1.05  # what another method has to promise beyond the one in use, against flapping
+
+
+@dataclass
+class Choice:
+    """Which method a request's draft came from in this step and in the last one that drafted."""
+
+    source: str = ""
+    settled: str = ""
+
+
+class AutoProposer(Proposer):
+    name = "auto"
+
+    def __init__(self, light: Sequence[Proposer], heavy: Proposer | None, controller: Controller) -> None:
+        self.light, self.heavy, self.controller = light, heavy, controller
+        self.all = [*light, *([heavy] if heavy is not None else [])]
+        if heavy is not None:
+            self.needs = heavy.needs
+        self._choices: dict[int, Choice] = {}
+
+    def open(self, view: View) -> int:
+        self._choices[view.id] = Choice()
+        return min(proposer.open(view) for proposer in self.all)
+
+    def close(self, view: View) -> None:
+        del self._choices[view.id]
+        for proposer in self.all:
+            proposer.close(view)
+
+    def observe(self, view: View, committed: Committed) -> None:
+        """Every method sees the rows; only the one that drafted is told the verdict."""
+        source = self._choices[view.id].source
+        for proposer in self.all:
+            proposer.observe(view, committed if proposer.name == source else replace(committed, verdict=None))
+
+    def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
+        offers = [self._light_offers(proposer, views, budgets) for proposer in self.light]
+        best = [max(each, key=lambda offer: offer[0]) for each in zip(*offers, strict=True)]
+        drafts = [draft for _, draft in best]
+        if self.heavy is not None:
+            worth = [rate for rate, _ in best]
+            asked = [self._heavy_budget(*each) for each in zip(views, budgets, worth, strict=True)]
+            drafted = self.heavy.propose(views, asked)
+            drafts = [
+                replace(heavy, source=self.heavy.name) if budget.depth else light
+                for budget, heavy, light in zip(asked, drafted, drafts, strict=True)
+            ]
+        for view, draft in zip(views, drafts, strict=True):
+            choice = self._choices[view.id]
+            choice.source = draft.source if draft.size else ""
+            choice.settled = choice.source or choice.settled
+        return drafts
+
+    def _light_offers(
+        self, proposer: Proposer, views: Sequence[View], budgets: Sequence[Budget]
+    ) -> list[tuple[float, Draft]]:
+        """(expected tokens a second, draft) of one light method for each sequence."""
+        offers = []
+        for view, draft in zip(views, proposer.propose(views, budgets), strict=True):
+            rate = self.controller.promise(draft)
+            offers.append((self._favoured(view, proposer, rate), replace(draft, source=proposer.name)))
+        return offers
+
+    def _heavy_budget(self, view: View, budget: Budget, light_rate: float) -> Budget:
+        assert self.heavy is not None
+        if budget.depth == 0:
+            return NOTHING
+        rate, depth = self.controller.expectation(self.heavy.name, view.id)
+        if depth == 0 or self._favoured(view, self.heavy, rate) <= light_rate:
+            return NOTHING
+        return Budget(min(budget.depth, depth), budget.nodes)
+
+    def _favoured(self, view: View, proposer: Proposer, rate: float) -> float:
+        return rate * HYSTERESIS if self._choices[view.id].settled == proposer.name else rate

@@ -1,0 +1,190 @@
+"""EAGLE heads draft for the target they were trained on (Li et al. 2024, 2024b, 2025).
+
+The head's row at position t holds the token x_{t+1} and the target's feature f_t, and predicts x_{t+2}. Drafting goes
+on with the head's own outputs in place of features; accepted tokens are fed again with the target's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from paceline.cache.pool import BlockPool, CacheFull, SequenceCache
+from paceline.device import send
+from paceline.model.attention import Span
+from paceline.model.config import ModelConfig
+from paceline.model.decoder import Decoder
+from paceline.model.linear import Linear
+from paceline.propose.base import Budget, Needs, Proposer
+from paceline.propose.pairs import Pairs
+from paceline.propose.rollout import CHAIN, ROOT, Growth, Level, Rollout, Shape
+from paceline.types import NO_DRAFT, Committed, Draft, View
+
+
+class FeatureHead(Protocol):
+    """A head whose rows take a token and a feature and give the next feature: `heads/eagle.py` says what each is."""
+
+    @property
+    def config(self) -> ModelConfig: ...
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+    @property
+    def target_ids(self) -> Tensor | None: ...
+    def embed(self, tokens: Tensor, target_embedding: Tensor) -> Tensor: ...
+    def fuse(self, taps: Sequence[Tensor]) -> Tensor: ...
+    def forward(
+        self, embeds: Tensor, features: Tensor, positions: Tensor, spans: Sequence[Span], pool: BlockPool
+    ) -> Tensor: ...
+    def logits(self, features: Tensor, target_output: Linear) -> Tensor: ...
+
+
+@dataclass
+class State:
+    """The head's side of one sequence. Slot s of `cache` is position `offset + s`: a head that starts cold behind a
+    prefix hit has no rows before it. `fresh`: the target's hidden states of rows that were not fed yet."""
+
+    view: View
+    cache: SequenceCache
+    offset: int = 0
+    fresh: list[Sequence[Tensor]] = field(default_factory=list)
+    outputs: dict[int, Tensor] = field(default_factory=dict)  # of the last row and of drafted nodes, each [H]
+
+    @property
+    def position(self) -> int:
+        """Of the first row that was not fed yet."""
+        return self.offset + self.cache.length
+
+
+class EagleProposer(Proposer):
+    """`name`: eagle or mtp. `vocab_size`, `width`, `stop_below`: see `Rollout`; `shape`: a chain or a dynamic tree.
+
+    The head's cache advances on committed tokens only, in the steps that bring their hidden states, so a long prompt is
+    caught up chunk by chunk with the target's own prefill.
+    """
+
+    def __init__(
+        self, head: FeatureHead, target: Decoder, pool: BlockPool, *, vocab_size: int, stop_below: Callable[[], float],
+        shape: Shape = CHAIN, name: str = "eagle",
+    ) -> None:  # fmt: skip
+        self.name, self.needs = name, Needs(taps=head.taps)
+        self.head, self.target, self.pool, self.shape = head, target, pool, shape
+        self.rollout = Rollout(
+            vocab_size=vocab_size,
+            width=target.config.vocab_size,
+            stop_below=stop_below,
+            looks=target.device.type == "cpu",
+            ids=head.target_ids,
+        )
+        self.cold_starts = 0
+        self._states: dict[int, State] = {}
+
+    def open(self, view: View) -> int:
+        """A prefix hit brings the head's rows along where they are still there.
+
+        The last block's last row depends on the token behind it, so the head may be short of one block: the target
+        then computes it again. Short of more, the head starts cold; without room the sequence decodes plainly.
+        """
+        if view.committed:  # what was computed in the last step may be a part of this prompt
+            self._feed_committed(self._states.values())
+        try:
+            state = self._open(view)
+        except CacheFull:
+            return view.committed
+        self._states[view.id] = state
+        self.cold_starts += state.offset > 0
+        return state.position
+
+    def _open(self, view: View) -> State:
+        cache = self.pool.open(Pairs([*view.tokens, 0]), view.room)  # the last pair, not known yet, is never looked up
+        if view.committed - cache.length > self.pool.block_size:
+            cache.free()
+            return State(view, self.pool.open((), view.room), offset=view.committed)
+        cache.truncate(min(cache.length, view.committed))
+        try:  # shared blocks that will be written are copied now, while there is a choice
+            cache.append(view.room - cache.length)
+        except CacheFull:
+            cache.free()
+            raise
+        return State(view, cache)
+
+    def observe(self, view: View, committed: Committed) -> None:
+        state = self._states.get(view.id)
+        if state is not None:
+            state.fresh.append([committed.taps[tap] for tap in self.head.taps])
+
+    @torch.inference_mode()
+    def close(self, view: View) -> None:
+        """A prompt that was answered in one step leaves its rows behind, too: others may begin with it."""
+        state = self._states.pop(view.id, None)
+        if state is None:
+            return
+        if sum(taps[0].shape[0] for taps in state.fresh) > self.pool.block_size:
+            self._feed_committed([state])
+        state.cache.free()
+
+    def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
+        self._feed_committed([self._states[view.id] for view in views if view.id in self._states])
+        growths = [self._start(view, budget) for view, budget in zip(views, budgets, strict=True)]
+        growing = [growth for growth in growths if growth is not None]
+        if growing:
+            last = torch.stack([self._states[growth.view.id].outputs[ROOT] for growth in growing])
+            self.rollout.run(growing, self.head.logits(last, self.target.head), self._feed_level)
+        return [NO_DRAFT if growth is None else growth.finish() for growth in growths]
+
+    def _start(self, view: View, budget: Budget) -> Growth | None:
+        state = self._states.get(view.id)
+        if state is None or budget.depth == 0 or not state.outputs or state.position != len(view.tokens) - 1:
+            return None
+        levels = min(budget.depth, self.shape.depth)
+        try:  # room for all nodes that get children
+            state.cache.append(max(1, (levels - 1) * self.shape.width))
+        except CacheFull:
+            return None
+        return Growth(view, budget, self.shape)
+
+    def _feed_committed(self, states: Iterable[State]) -> None:
+        """One forward for all rows that the target has just computed, each with the token that follows it."""
+        fed = [state for state in states if state.fresh]
+        if not fed:
+            return
+        spans: list[Span] = []
+        tokens: list[int] = []
+        features: list[Tensor] = []
+        for state in fed:
+            rows = torch.cat([self.head.fuse(taps) for taps in state.fresh])
+            begin, count = state.position, rows.shape[0]
+            state.cache.append(count)
+            spans.append(Span(state.cache, len(tokens), count, state.cache.length))
+            tokens += state.view.tokens[begin + 1 : begin + 1 + count]
+            features.append(rows)
+        out = self._forward(spans, torch.tensor(tokens), torch.cat(features))
+        for state, span in zip(fed, spans, strict=True):
+            state.cache.commit(range(span.count), Pairs(state.view.tokens) if state.offset == 0 else ())
+            state.fresh, state.outputs = [], {ROOT: out[span.start + span.count - 1]}
+
+    def _feed_level(self, level: Level) -> Tensor:
+        """A drafted token goes with the output of its parent's row."""
+        spans: list[Span] = []
+        tokens: list[Tensor] = []
+        features: list[Tensor] = []
+        for growth, nodes in level:
+            state = self._states[growth.view.id]
+            spans.append(growth.span(state.cache, len(tokens), nodes))
+            tokens += [growth.tokens[node] for node in nodes]
+            features += [state.outputs[growth.parents[node]] for node in nodes]
+        out = self._forward(spans, torch.stack(tokens), torch.stack(features))
+        for (growth, nodes), span in zip(level, spans, strict=True):
+            rows = out[span.start : span.start + span.count]
+            self._states[growth.view.id].outputs.update(zip(nodes, rows, strict=True))
+        return self.head.logits(out, self.target.head)
+
+    def _forward(self, spans: Sequence[Span], tokens: Tensor, features: Tensor) -> Tensor:
+        device = self.target.device
+        # Rotary positions matter only by their differences, so a head that starts cold counts from its own first row.
+        positions = send(torch.cat([span.positions() for span in spans]), device)
+        embeds = self.head.embed(send(tokens, device), self.target.embedding)
+        return self.head.forward(embeds, features, positions, spans, self.pool)
