@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from lab import CONFIG, FP32, on, pool_for
+from lab import CONFIG, FP32, model, on, pool_for, run
 from torch import Tensor
 from views import Text
 
 from paceline.cache.pool import BlockPool
-from paceline.engine.controller import Controller
-from paceline.engine.engine import Engine, EngineConfig
+from paceline.engine.engine import Engine
 from paceline.heads.config import HeadFolder
 from paceline.heads.eagle import Eagle1Head, EagleHead
 from paceline.heads.eagle3 import Eagle3Head
@@ -31,7 +30,9 @@ from paceline.propose.eagle import EagleProposer
 from paceline.propose.mtp import MtpProposer, RepeatedDepth
 from paceline.propose.rollout import CHAIN, Shape
 from paceline.sampling.noise import Purpose, gumbel, key
+from paceline.sampling.params import SamplingParams
 from paceline.types import Committed, Draft, View
+from paceline.types import Sequence as Request
 from paceline.weights.load import LoadedModel
 
 WIDE = replace(CONFIG, vocab_size=40, max_positions=256)
@@ -121,6 +122,17 @@ def mtp_head(target: LoadedModel, depths: int, seed: int = 0) -> MtpHead:
         shapes |= {f"{at}{name}.weight": (hidden,) for name in norms}
         shapes |= {f"{at}input_proj.weight": (hidden, 2 * hidden)} | dict(layer(config, at, hidden))
     return mtp.load(folder(target, {"num_nextn_predict_layers": depths}, draw(shapes, seed)), config, FP32)
+
+
+def successor_model() -> LoadedModel:
+    """What follows a token depends on that token alone: neither attention nor MLP adds anything."""
+    loaded = model(0, config=WIDE, sharpness=2.0)
+    for layer in loaded.decoder.layers:
+        layer.output = layer.down = lambda x: x.new_zeros(x.shape[0], CONFIG.hidden_size)
+    chain = torch.randperm(WIDE.vocab_size, generator=torch.Generator().manual_seed(3))
+    embedding = loaded.decoder.embedding
+    loaded.decoder.head = lambda x: (x @ embedding.T)[:, chain.to(x.device)]
+    return loaded
 
 
 AnyHead = EagleHead | MtpHead
@@ -262,9 +274,7 @@ def expected_draft(
     return {node.path: node.confidence for node in kept}
 
 
-def _children(
-    target: LoadedModel, head: AnyHead, view: View, node: Node, width: int, first: int
-) -> Iterable[Node]:
+def _children(target: LoadedModel, head: AnyHead, view: View, node: Node, width: int, first: int) -> Iterable[Node]:
     logits = expected_logits(target, head, view.tokens, node.path, first)
     law = (logits / (view.params.temperature or 1.0)).log_softmax(dim=0)
     favour = law.double()
@@ -330,10 +340,16 @@ def assert_drafts_from_scratch(
         assert nodes_of(draft) == pytest.approx(want, abs=1e-4), f"behind {len(view.tokens)} tokens"
 
 
-# Engines whose caches are small
+def drafted(machine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[Request, list[Draft]]:
+    """A request alone, and all its drafts."""
+    watched = machine.proposer
+    assert isinstance(watched, Watched)
+    before = len(watched.drafts)
+    (request,) = run(machine, [prompt], [params])
+    return request, [draft for _, _, draft in watched.drafts[before:]]
 
 
-def small_engine(target: LoadedModel, proposer: Proposer, blocks: int, *, k: int = 3, chunk: int = 64) -> Engine:
-    """The target's cache holds `blocks` blocks of four positions."""
-    config = EngineConfig(max_batch=16, prefill_chunk=chunk, max_prefill_rows=4096)
-    return Engine(target, proposer, pool_for(target, blocks), Controller(fixed=k), config)
+def assert_same_drafts(ours: Sequence[Draft], theirs: Sequence[Draft]) -> None:
+    assert len(ours) == len(theirs) > 0
+    for one, other in zip(ours, theirs, strict=True):
+        assert nodes_of(one) == pytest.approx(nodes_of(other), abs=1e-5)

@@ -14,12 +14,14 @@ from lab_heads import (
     WIDE,
     Watched,
     assert_drafts_from_scratch,
+    assert_same_drafts,
+    drafted,
     eagle1_head,
     expected_draft,
     head,
     head_proposer,
     nodes_of,
-    small_engine,
+    successor_model,
 )
 from torch import Tensor
 
@@ -30,8 +32,6 @@ from paceline.propose.eagle import EagleProposer
 from paceline.propose.none import NoProposer
 from paceline.propose.rollout import CHAIN, Shape
 from paceline.sampling.params import SamplingParams
-from paceline.types import Draft
-from paceline.types import Sequence as Request
 from paceline.weights.load import LoadedModel
 
 DRAWS = 1500
@@ -172,17 +172,6 @@ def test_a_head_that_lost_one_row_would_be_noticed(tiny_target: LoadedModel) -> 
     assert nodes_of(draft) != pytest.approx(expected_draft(tiny_target, own, view, budget, CHAIN, first=1), abs=1e-2)
 
 
-def successor_model() -> LoadedModel:
-    """What follows a token depends on that token alone: neither attention nor MLP adds anything."""
-    loaded = model(0, config=WIDE, sharpness=2.0)
-    for layer in loaded.decoder.layers:
-        layer.output = layer.down = lambda x: x.new_zeros(x.shape[0], CONFIG.hidden_size)
-    chain = torch.randperm(WIDE.vocab_size, generator=torch.Generator().manual_seed(3))
-    embedding = loaded.decoder.embedding
-    loaded.decoder.head = lambda x: (x @ embedding.T)[:, chain.to(x.device)]
-    return loaded
-
-
 def fitting_head(target: LoadedModel) -> Eagle1Head:
     """Passes the normed embedding of the token on, which is all that this target ever knows."""
     fitting, hidden, norm = eagle1_head(target), CONFIG.hidden_size, target.decoder.final_norm
@@ -209,21 +198,6 @@ def test_a_head_that_knows_the_target_is_always_accepted(temperature: float, sha
 # Prefix hits
 
 
-def drafted(machine: Engine, prompt: Sequence[int], params: SamplingParams = GREEDY) -> tuple[Request, list[Draft]]:
-    """A request alone, and all its drafts."""
-    watched = machine.proposer
-    assert isinstance(watched, Watched)
-    before = len(watched.drafts)
-    (request,) = run(machine, [prompt], [params])
-    return request, [draft for _, _, draft in watched.drafts[before:]]
-
-
-def assert_same_drafts(ours: Sequence[Draft], theirs: Sequence[Draft]) -> None:
-    assert len(ours) == len(theirs) > 0
-    for one, other in zip(ours, theirs, strict=True):
-        assert nodes_of(one) == pytest.approx(nodes_of(other), abs=1e-5)
-
-
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 @pytest.mark.parametrize("kind", EAGLE)
 def test_behind_a_prefix_hit_a_head_drafts_as_on_a_fresh_engine(
@@ -234,8 +208,10 @@ def test_behind_a_prefix_hit_a_head_drafts_as_on_a_fresh_engine(
     machine = engine(wide_target, Watched(proposer), chunk=8)
     (first,) = run(machine, [LONG], [GREEDY])
     for prompt, known in ((LONG, 28), (LONG + output(first) + [3, 1], 28), (LONG[:19] + [39, 38], 16)):
-        again, drafts = drafted(machine, prompt)
-        fresh, expected = drafted(engine(wide_target, Watched(eagle(wide_target, kind=kind, shape=SHAPES[shape]))), prompt)
+        again, drafts = drafted(machine, prompt, GREEDY)
+        fresh, expected = drafted(
+            engine(wide_target, Watched(eagle(wide_target, kind=kind, shape=SHAPES[shape]))), prompt
+        )
         assert again.stats.cached_tokens == known
         assert output(again) == output(fresh)
         assert_same_drafts(drafts, expected)
@@ -246,8 +222,8 @@ def test_what_decoding_left_in_the_head_serves_where_the_target_shares_it_too(wi
     machine = engine(wide_target, Watched(eagle(wide_target)))
     machine.stepper.reuse_decoded = True
     (first,) = run(machine, [LONG], [GREEDY])
-    again, drafts = drafted(machine, [*LONG, *output(first), 3, 1])
-    _, expected = drafted(engine(wide_target, Watched(eagle(wide_target))), [*LONG, *output(first), 3, 1])
+    again, drafts = drafted(machine, [*LONG, *output(first), 3, 1], GREEDY)
+    _, expected = drafted(engine(wide_target, Watched(eagle(wide_target))), [*LONG, *output(first), 3, 1], GREEDY)
     assert again.stats.cached_tokens == 40
     assert_same_drafts(drafts, expected)
 
@@ -259,8 +235,8 @@ def test_one_block_is_computed_again_where_the_token_behind_it_differs(size: int
     machine = engine(wide_target, Watched(proposer))
     run(machine, [LONG], [GREEDY])
     prompt = (LONG[:16] + [39, 38])[:size]
-    again, drafts = drafted(machine, prompt)
-    _, expected = drafted(engine(wide_target, Watched(eagle(wide_target))), prompt)
+    again, drafts = drafted(machine, prompt, GREEDY)
+    _, expected = drafted(engine(wide_target, Watched(eagle(wide_target))), prompt, GREEDY)
     assert again.stats.cached_tokens == 12
     assert_same_drafts(drafts, expected)
     assert proposer.cold_starts == 0
@@ -280,7 +256,7 @@ def test_a_head_whose_rows_were_evicted_starts_cold_and_says_so(wide_target: Loa
         assert output(again) == plain(wide_target, LONG, GREEDY)
     assert len(watched.drafts) > 4
     assert_drafts_from_scratch(watched, wide_target, head("eagle-1", wide_target), CHAIN, first=28)
-    other, drafts = drafted(machine, LONG[:27])
+    other, drafts = drafted(machine, LONG[:27], GREEDY)
     assert (other.stats.cached_tokens, proposer.cold_starts) == (24, 3)
     assert drafts
 
@@ -292,7 +268,7 @@ def test_a_cold_start_with_one_token_left_waits_for_its_first_row(kind: str, wid
     machine = engine(wide_target, Watched(proposer))
     run(machine, [LONG[:17]], [GREEDY])
     forget(proposer)
-    again, drafts = drafted(machine, LONG[:17])
+    again, drafts = drafted(machine, LONG[:17], GREEDY)
     assert (again.stats.cached_tokens, proposer.cold_starts) == (16, 1)
     assert [draft.size > 0 for draft in drafts] == [False] + [True] * (len(drafts) - 1)
     assert output(again) == plain(wide_target, LONG[:17], GREEDY)
@@ -327,8 +303,8 @@ def test_a_prompt_that_was_answered_with_one_token_leaves_the_heads_rows_too(
     proposer = eagle(wide_target, kind=kind)
     machine = engine(wide_target, Watched(proposer), chunk=8)
     run(machine, [LONG], [SamplingParams(max_tokens=1)])
-    again, drafts = drafted(machine, LONG)
-    _, expected = drafted(engine(wide_target, Watched(eagle(wide_target, kind=kind))), LONG)
+    again, drafts = drafted(machine, LONG, GREEDY)
+    _, expected = drafted(engine(wide_target, Watched(eagle(wide_target, kind=kind))), LONG, GREEDY)
     assert (again.stats.cached_tokens, proposer.cold_starts) == (28, 0)
     assert_same_drafts(drafts, expected)
 
@@ -383,8 +359,9 @@ def test_a_shared_block_that_cannot_be_copied_costs_only_the_drafts(wide_target:
         requests.append(machine.add(second, SamplingParams(max_tokens=8)))
         while not machine.idle:
             machine.step()
-        print(requests[1].stats)
-        assert [output(r) for r in requests] == [plain(wide_target, p, SamplingParams(max_tokens=8)) for p in (first, second)]
+        assert [output(r) for r in requests] == [
+            plain(wide_target, p, SamplingParams(max_tokens=8)) for p in (first, second)
+        ]
         assert requests[0].stats.drafted > 0
         assert (requests[1].stats.drafted > 0) == drafts
         assert proposer.pool.available == proposer.pool.blocks
@@ -411,7 +388,7 @@ def test_no_blocks_are_lost(wide_target: LoadedModel) -> None:
 def test_a_prompt_of_one_token(kind: str, shape: str, wide_target: LoadedModel) -> None:
     """There is no pair of tokens yet, so nothing to draft from; one step later there is."""
     machine = engine(wide_target, Watched(eagle(wide_target, kind=kind, shape=SHAPES[shape])))
-    request, drafts = drafted(machine, [3])
+    request, drafts = drafted(machine, [3], GREEDY)
     assert output(request) == plain(wide_target, [3], GREEDY)
     assert [draft.size > 0 for draft in drafts] == [False] + [True] * (len(drafts) - 1)
 

@@ -90,6 +90,12 @@ def test_vllms_shared_output_serves_every_head(name: str, tmp_path: Path) -> Non
     torch.testing.assert_close(head.logits(ROWS), expected)
 
 
+def test_one_shared_output_is_enough(tmp_path: Path) -> None:
+    """A file may hold copies; vLLM passes over them."""
+    weights = as_vllm(random_heads(3, 1)) | {"lm_head.weight": torch.randn(60, 32)}
+    assert len(load(write(tmp_path, vllm_config(3, 1, original_lm_head=True), weights)).outputs) == 1
+
+
 def test_a_shared_output_that_is_not_in_the_file_is_the_targets(tmp_path: Path) -> None:
     blocks = {name: w for name, w in as_vllm(random_heads(2, 1)).items() if name.startswith("blocks.")}
     head = load(write(tmp_path, vllm_config(2, 1, original_lm_head=True), blocks))

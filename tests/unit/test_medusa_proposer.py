@@ -15,7 +15,7 @@ from paceline.errors import PacelineError
 from paceline.heads.medusa import MedusaHead
 from paceline.model.decoder import NORMED
 from paceline.model.linear import Linear
-from paceline.propose.medusa import MedusaProposer, Record
+from paceline.propose.medusa import MedusaProposer
 from paceline.propose.medusa_tree import likely_paths
 from paceline.propose.rollout import Shape
 from paceline.sampling.noise import Purpose, key, sample
@@ -256,8 +256,8 @@ def test_confidence_follows_how_often_a_rank_was_right() -> None:
         show(proposer, view, kept=1)
     after = tokens_by_path(draft(proposer, view))
     assert before[(best,)] > before[(second,)]
-    assert after[(second,)] > 0.9
-    assert after[(best,)] < 0.1
+    assert after[(second,)] > 0.8
+    assert after[(best,)] < 0.2
     assert set(tokens_by_path(draft(proposer, view, nodes=1))) == {(second,)}
 
 
@@ -278,22 +278,75 @@ def test_a_later_head_learns_only_behind_accepted_tokens() -> None:
     assert right > unseen
 
 
-def test_greedy_requests_learn_nothing_from_sampled_ones() -> None:
-    logits = random_logits(2)
-    proposer = medusa(logits, Shape(width=1))
-    sampled = started(proposer, SamplingParams(temperature=1.0, verify="rejection"))
-    draft(proposer, sampled)
-    sampled.tokens.append(int(logits[0].argmin()))
-    show(proposer, sampled, kept=1)
-    assert (draft(proposer, sampled).confidence or [])[0] < (draft(proposer, started(proposer)).confidence or [])[0]
+def saying(**chances: float) -> Tensor:
+    """Logits [1, V] of a head: t4=0.9 is token 4's chance, the rest is shared by the others."""
+    rest = (1 - sum(chances.values())) / (VOCAB - len(chances))
+    return torch.tensor([[chances.get(f"t{token}", rest) for token in range(VOCAB)]]).log()
 
 
-def test_a_record_forgets() -> None:
-    record = Record()
-    for _ in range(300):
-        record.learn(True)
-    assert record.confidence(0.1) > 0.9
-    for _ in range(100):
-        record.learn(False)
-    assert record.confidence(0.1) < 0.2
-    assert 0 <= record.confidence(0.0) <= record.confidence(1.0) <= 1
+def test_each_head_and_rank_is_trusted_for_itself() -> None:
+    """They say the same and mean different things: head 1 is right at its first rank, head 2 at its second."""
+    both = saying(t4=0.46, t5=0.44)
+    proposer = medusa(torch.cat((both, both)), Shape(width=2, nodes=6))
+    view = started(proposer)
+    for _ in range(80):
+        draft(proposer, view)
+        view.tokens += [4, 5]
+        show(proposer, view, kept=2)
+    found = tokens_by_path(draft(proposer, view))
+    right, wrong = [found[4,], found[4, 5]], [found[5,], found[4, 4]]
+    assert min(right) > 0.8
+    assert max(wrong) < 0.2
+
+
+KINDS = {
+    "greedy": SamplingParams(),
+    "coupled": SamplingParams(temperature=1.0, verify="coupled"),
+    "rejection": SamplingParams(temperature=1.0, verify="rejection"),
+    "typical": SamplingParams(temperature=1.0, verify="typical"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_kind_of_verification_learns_for_itself(kind: str) -> None:
+    proposer = medusa(saying(t4=0.9), Shape(width=1))  # so sure that noise changes nothing
+
+    def first(params: SamplingParams) -> float:
+        return (draft(proposer, started(proposer, params)).confidence or [])[0]
+
+    before = {name: first(params) for name, params in KINDS.items()}
+    view = started(proposer, KINDS[kind])
+    assert draft(proposer, view).tokens.tolist() == [4]
+    view.tokens.append(5)
+    show(proposer, view, kept=1)
+    after = {name: first(params) for name, params in KINDS.items()}
+    assert [name for name in KINDS if after[name] < before[name]] == [kind]
+
+
+def test_the_same_rank_is_trusted_more_where_its_head_is_sure() -> None:
+    """Always right where it says 0.9, never where it says 0.3: one figure for both would be wrong twice."""
+    sure, unsure = saying(t4=0.9), saying(t4=0.3)
+    proposer = medusa(sure, Shape(width=1))
+    head = proposer.head
+    assert isinstance(head, FixedHead)
+    view = started(proposer)
+    for turn in range(80):
+        head.fixed = sure if turn % 2 else unsure
+        draft(proposer, view)
+        view.tokens.append(4 if turn % 2 else 5)
+        show(proposer, view, kept=1)
+    confidence: list[float] = []
+    for logits in (sure, unsure):
+        head.fixed = logits
+        confidence += draft(proposer, view).confidence or []
+    assert confidence[0] > 0.95
+    assert confidence[1] < 0.1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_truncated_vocabulary_drafts_the_targets_ids(kind: str) -> None:
+    """Row i stands for token ids[i], and the last for one that the tokenizer does not know."""
+    ids, logits = torch.tensor([7, 2, 5, 11]), torch.tensor([[0.0, 9.0, 3.0, 20.0], [8.0, 0.0, 2.0, 20.0]])
+    head = FixedHead(blocks=[[]] * 2, outputs=[], dtype=torch.float32, fixed=logits, target_ids=ids)
+    proposer = MedusaProposer(head, vocab_size=11, width=VOCAB, shape=Shape(width=1))
+    assert draft(proposer, started(proposer, KINDS[kind])).tokens.tolist() == [2, 7]

@@ -62,6 +62,15 @@ def test_a_replaced_token_is_passed_over_at_once() -> None:
     assert drafted_after(TEXT[:20] + [1]) == TEXT[21:25]
 
 
+def test_nothing_is_guessed_from_a_second_new_token() -> None:
+    assert drafted_after(TEXT[:20] + [1, 1]) == []
+
+
+def test_every_difference_is_met_like_the_first() -> None:
+    answer = [1 if at % 10 == 0 else token for at, token in enumerate(TEXT[:51])]
+    assert drafted_after(answer) == TEXT[51:55]
+
+
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
 def test_replaced_tokens_cost_two_steps_at_most(count: int) -> None:
     answer = TEXT[:20] + [1] * count + TEXT[20 + count :]
@@ -87,10 +96,10 @@ def test_a_jump_back_is_followed() -> None:
     assert drafted_after(TEXT[:200] + TEXT[30:32]) == TEXT[32:36]
 
 
-def test_of_several_places_the_next_one_is_taken() -> None:
-    lines = [token for line in range(40) for token in (7, 8, 9, 1000 + line)]  # "7 8 9" is in every line
-    answer = lines[: 4 * 20] + [5, 5, 5, 7, 8]  # after 20 lines something new, then the next line
-    assert drafted_after(answer, lines)[:2] == [9, 1020]
+def test_of_several_places_the_next_one_is_taken_though_the_last_is_nearer() -> None:
+    prediction = [50, 51, 5, 6, 52, 53, *TEXT, 5, 6, 54, 55]
+    assert drafted_after([50, 51, 5, 6, 52, 1, 2, 5, 6], prediction) == [54, 55]
+    assert drafted_after([50, 51, 5, 6, 52, *TEXT, 5, 6, 54, 55, 1, 2, 5, 6], prediction) == [54, 55]
 
 
 def test_the_longest_agreement_decides_before_the_nearest() -> None:

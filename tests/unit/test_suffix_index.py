@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -105,10 +106,19 @@ def random_edits(rng: random.Random, alphabet: int, count: int) -> Iterator[tupl
 
 
 @pytest.mark.parametrize("alphabet", [2, 5, 40])
-@pytest.mark.parametrize("seed", [0, 1])
-def test_finds_what_brute_force_finds(alphabet: int, seed: int) -> None:
-    rng = random.Random(f"{alphabet} {seed}")
-    index, reference = SuffixIndex(20_000, recent=6), Reference(max_match=32, recent=6)
+@pytest.mark.parametrize("recent", [6, 40])
+def test_finds_what_brute_force_finds(alphabet: int, recent: int) -> None:
+    compare(SuffixIndex(20_000, recent=recent), recent, alphabet)
+
+
+def test_ngrams_whose_keys_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(suffix_index, "_key", lambda ngram: ngram[-4] % 2)
+    compare(SuffixIndex(20_000, recent=10_000), 10_000, alphabet=5)
+
+
+def compare(index: SuffixIndex, recent: int, alphabet: int) -> None:
+    rng = random.Random(f"{alphabet} {recent}")
+    reference = Reference(max_match=32, recent=recent)
     found_something = 0
     for stream, tokens, ends in random_edits(rng, alphabet, 60):
         index.extend(stream, tokens)
@@ -161,6 +171,24 @@ def test_evicted_tokens_are_never_proposed() -> None:
     assert size == 1_000
 
 
+def test_a_full_ring_still_holds_all_that_fits() -> None:
+    """Only its unused beginning, one repeated passage and the ends of two pieces are not a single stream's tokens."""
+    index = SuffixIndex(1_000)
+    for count in range(100, 4_000, 7):
+        index.extend(0, range(0 if count == 100 else count - 7, count))
+        oldest = max(0, count - (1_000 - 32 - 32 - 4))
+        assert index.speculate([oldest], 1, min_probability=0.0).tokens == [oldest + 1]
+
+
+def test_a_stream_that_begins_exactly_at_the_end_of_the_ring_is_found() -> None:
+    for count in range(80, 100):
+        index = SuffixIndex(128)
+        index.extend("a", range(100, 100 + count))
+        index.extend("b", [1, 2, 3, 4])
+        assert index.speculate([1, 2, 3], 1).tokens == [4]
+        assert index.speculate([1, 2, 3], 1).matched == 3
+
+
 def test_memory_stays_bounded_when_streams_never_end() -> None:
     index = SuffixIndex(500)
     for stream in range(3_000):
@@ -170,6 +198,22 @@ def test_memory_stays_bounded_when_streams_never_end() -> None:
     for chains in index._chains:
         assert len(chains.older) == len(chains._keys) == len(chains._beside) == 500
         assert len(chains._buckets) <= 500
+
+
+def test_buckets_stay_short_and_list_each_ngram_once() -> None:
+    index, rng = SuffixIndex(2_000), random.Random(0)
+    for at in range(400):
+        index.extend(0, [rng.randrange(4) for _ in range(5)] + [1_000 + at])
+    for chains in index._chains:
+        walked = 0
+        for position in chains._buckets:
+            keys = []
+            while position >= index._ring.oldest:
+                keys.append(chains._keys[position % 2_000])
+                position = chains._beside[position % 2_000]
+            assert len(keys) == len(set(keys))
+            walked += len(keys)
+        assert walked <= 2 * len(chains._buckets)
 
 
 def test_an_index_takes_memory_for_what_it_holds_only() -> None:
@@ -295,6 +339,7 @@ def test_a_draft_is_bounded_by_its_match_and_by_what_is_wanted() -> None:
     assert len(index.speculate([8, 9], 3, factor=2, min_probability=0.0).tokens) == 3
     assert index.speculate([8, 9], 0) == Continuation([], [], 0)
     assert index.speculate([], 5) == Continuation([], [], 0)
+    assert index.speculate([8, 9], 5, min_probability=1.0) == Continuation([], [], 0)
     assert SuffixIndex(1_000).speculate([1], 5) == Continuation([], [], 0)
 
 
@@ -339,11 +384,14 @@ def test_threads_extend_and_look_up_at_once() -> None:
         except BaseException as failure:  # a thread's failure has to reach the test
             failures.append(failure)
 
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    sys.setswitchinterval(interval)
     assert failures == []
 
 
