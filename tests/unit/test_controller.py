@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.controller import Controller, LineFit, Outcome, best_length
+from paceline.engine.controller import Controller, Outcome, best_length
+from paceline.engine.step_cost import StepCost
 from paceline.types import Draft
 
 
@@ -13,24 +14,50 @@ def draft(confidence: list[float]) -> Draft:
     return Draft(torch.arange(len(confidence)), confidence=confidence)
 
 
-def measured(base: float, slope: float) -> LineFit:
-    fit = LineFit()
-    for rows in (1, 4, 16, 1, 8, 32) * 20:
+def measured(base: float, slope: float) -> StepCost:
+    fit = StepCost()
+    for rows in (1, 4, 16, 1, 8, 32, 2, 64) * 60:
         fit.learn(rows, base + slope * (rows - 1))
     return fit
 
 
-def test_the_fit_finds_the_line() -> None:
+def test_a_line_is_found() -> None:
     fit = measured(0.05, 0.004)
     assert fit.seconds(1) == pytest.approx(0.05, rel=0.05)
     assert fit.seconds(20) == pytest.approx(0.05 + 19 * 0.004, rel=0.05)
 
 
+def test_a_curve_is_found() -> None:
+    """Flat to four rows, then dear: what a kernel that pads to four gives."""
+    fit = StepCost()
+    for rows in (1, 2, 4, 8, 16) * 60:
+        fit.learn(rows, 0.05 + 0.01 * max(rows - 4, 0))
+    assert fit.seconds(4) == pytest.approx(fit.seconds(1), rel=0.03)
+    assert fit.seconds(8) == pytest.approx(0.09, rel=0.05)
+    assert fit.seconds(12) == pytest.approx(0.13, rel=0.05)
+
+
 def test_equal_steps_leave_the_prior_slope() -> None:
-    fit = LineFit(prior_slope=0.1)
+    fit = StepCost(prior_slope=0.1)
     for _ in range(50):
         fit.learn(1, 0.02)
     assert fit.seconds(11) == pytest.approx(0.04, rel=0.05)
+
+
+def test_a_slower_machine_raises_the_level_and_keeps_the_shape() -> None:
+    fit = measured(0.05, 0.004)
+    before = fit.relative(16)
+    for rows in (1, 1, 16, 1) * 10:
+        fit.learn(rows, 2 * (0.05 + 0.004 * (rows - 1)))
+    assert fit.seconds(1) == pytest.approx(0.1, rel=0.1)
+    assert fit.relative(16) == pytest.approx(before, rel=0.15)
+
+
+def test_one_outlier_changes_little() -> None:
+    fit = measured(0.05, 0.004)
+    before = fit.seconds(8)
+    fit.learn(8, 5.0)
+    assert fit.seconds(8) < 1.2 * before
 
 
 def test_free_rows_draft_all_and_dear_rows_none() -> None:

@@ -7,42 +7,13 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
+from paceline.engine.step_cost import StepCost
 from paceline.propose.base import Budget
 from paceline.types import Draft
 
 # Drafting has to promise this much more than plain decoding: estimates err, and a lost step is lost.
 WORTHWHILE = 1.05
 UNKNOWN_COST = 0.25  # of a target step: what a draft's level is taken to cost before it was timed
-
-
-@dataclass
-class LineFit:
-    """Seconds of a forward as base + slope * rows, least squares over recent steps (older ones fade).
-
-    Before there is data, rows are taken to cost `prior_slope` of the first one.
-    """
-
-    prior_slope: float = 0.06
-    fading: float = 0.98
-    _sums: list[float] = field(default_factory=lambda: [0.0] * 5)  # n, x, xx, y, xy
-
-    def learn(self, rows: int, seconds: float) -> None:
-        x = float(rows - 1)
-        for i, value in enumerate((1.0, x, x * x, seconds, x * seconds)):
-            self._sums[i] = self._sums[i] * self.fading + value
-
-    def seconds(self, rows: int) -> float:
-        """Predicted seconds; in units of the first row before anything was measured."""
-        n, x, xx, y, xy = self._sums
-        if n == 0:
-            return 1 + self.prior_slope * (rows - 1)
-        mean = y / n
-        # The prior stands for a few observations far from row 1, so that equal steps do not leave the slope open.
-        weight = 2 * 8.0**2
-        base_guess = max(mean - self.prior_slope * mean * x / n, 1e-9)
-        spread = xx - x * x / n
-        slope = (xy - x * y / n + weight * self.prior_slope * base_guess) / (spread + weight)
-        return max(mean + slope * (rows - 1 - x / n), 1e-9)
 
 
 @dataclass(frozen=True)
@@ -116,7 +87,7 @@ class Controller:
     fixed: int | None = None
     longest: int = 64
     nodes: int = 64
-    target: LineFit = field(default_factory=LineFit)
+    target: StepCost = field(default_factory=StepCost)
     records: dict[str, Record] = field(default_factory=dict)
 
     def record(self, source: str) -> Record:
@@ -218,7 +189,7 @@ def _fade(old: float | None, new: float) -> float:
     return new if old is None else 0.9 * old + 0.1 * new
 
 
-def best_length(rates: Sequence[float], target: LineFit, rows: int, draft_seconds: float) -> int:
+def best_length(rates: Sequence[float], target: StepCost, rows: int, draft_seconds: float) -> int:
     """Draft length n that maximises (1 + s_1 + .. + s_n) / (T(rows + n) + n * draft_seconds), s_j the survival."""
     best, best_rate = 0, WORTHWHILE / target.seconds(rows)
     emitted, survival = 1.0, 1.0
