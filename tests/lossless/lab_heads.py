@@ -53,7 +53,7 @@ def folder(target: LoadedModel, raw: Mapping[str, Any], tensors: Mapping[str, Te
         "max_position_embeddings": config.max_positions, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
     }  # fmt: skip
     entries = {name: _entry(name, tensor) for name, tensor in tensors.items()}
-    return HeadFolder("random", base | raw, HeadTensors(Path(), entries))
+    return HeadFolder("random", {**base, **raw}, HeadTensors(Path(), entries))
 
 
 def _entry(name: str, tensor: Tensor) -> Entry:
@@ -100,7 +100,7 @@ def eagle3_head(
     config = target.config
     hidden, rows = config.hidden_size, config.vocab_size if ids is None else len(ids)
     norms = ("norm", "midlayer.hidden_norm", "midlayer.input_layernorm")
-    shapes = {"fc.weight": (hidden, 3 * hidden), "lm_head.weight": (rows, hidden)}
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, 3 * hidden), "lm_head.weight": (rows, hidden)}
     shapes |= {f"{name}.weight": (hidden,) for name in norms} | dict(layer(config, "midlayer.", 2 * hidden))
     shapes |= {"embed_tokens.weight": (config.vocab_size, hidden)} if own_embedding else {}
     tensors = draw(shapes, seed)

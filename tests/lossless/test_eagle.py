@@ -209,9 +209,8 @@ def test_behind_a_prefix_hit_a_head_drafts_as_on_a_fresh_engine(
     (first,) = run(machine, [LONG], [GREEDY])
     for prompt, known in ((LONG, 28), (LONG + output(first) + [3, 1], 28), (LONG[:19] + [39, 38], 16)):
         again, drafts = drafted(machine, prompt, GREEDY)
-        fresh, expected = drafted(
-            engine(wide_target, Watched(eagle(wide_target, kind=kind, shape=SHAPES[shape]))), prompt
-        )
+        untouched = engine(wide_target, Watched(eagle(wide_target, kind=kind, shape=SHAPES[shape])))
+        fresh, expected = drafted(untouched, prompt, GREEDY)
         assert again.stats.cached_tokens == known
         assert output(again) == output(fresh)
         assert_same_drafts(drafts, expected)

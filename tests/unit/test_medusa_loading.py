@@ -105,7 +105,7 @@ def test_a_shared_output_that_is_not_in_the_file_is_the_targets(tmp_path: Path) 
 
 
 def test_heads_that_the_config_does_not_count_are_used(tmp_path: Path) -> None:
-    """The heads that the authors published for one model are more than its config.json tells of."""
+    """What was trained is in the file; config.json must only not promise more."""
     assert load(write(tmp_path, authors_config(2, 1), random_heads(5, 1))).count == 5
 
 

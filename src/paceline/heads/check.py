@@ -55,9 +55,7 @@ def _guesses(head: Head, target: LoadedModel, tokens: Tensor, taps: list[Tensor]
     if isinstance(head, MtpHead):
         return head.logits(head.forward(0, embeds, taps[0], positions, spans, pool), decoder.head).argmax(dim=1)
     assert isinstance(head, EagleHead)
-    return _target_ids(
-        head, head.logits(head.forward(embeds, head.fuse(taps), positions, spans, pool), decoder.head)
-    )
+    return _target_ids(head, head.logits(head.forward(embeds, head.fuse(taps), positions, spans, pool), decoder.head))
 
 
 def _target_ids(head: EagleHead | MedusaHead, logits: Tensor) -> Tensor:

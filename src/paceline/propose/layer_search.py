@@ -91,7 +91,7 @@ class SetSearch:
     saved [n]: the share of a target step that leaving out each sublayer saves. The choice is the tried set of the
     highest modelled speed-up by the process's mean, not by its own value: the best of many noisy values is mostly luck.
     The paper's code tries up to 1000 sets at random, every 25th by upper confidence bound, and keeps the set of the
-    highest agreement seen; expected improvement after a short random phase needs a tenth of that.
+    highest agreement seen; here a short random phase is followed by expected improvement alone.
     """
 
     MUTANTS, RANDOM = 256, 32  # candidates that the model chooses from

@@ -122,7 +122,7 @@ def replay(decoder: Decoder, view: View, part: Part, window: int, vocab_size: in
 class Watch:
     """Acceptance rates of single drafts since a search ended, to notice when the texts change."""
 
-    LEAST = 500  # drafts of evidence; about as many count in `recent`, which chance then moves by 0.03 at most
+    LEAST = 500  # drafts of evidence; about as many count in `recent`, which chance then moves by some 0.03
     FADING = 0.005
     DROP = 0.15
 

@@ -15,30 +15,13 @@ from paceline.heads.medusa import MedusaHead
 from paceline.model.decoder import NORMED
 from paceline.model.linear import Linear
 from paceline.propose.base import Budget, Needs, Proposer
+from paceline.propose.calibration import Calibration
 from paceline.propose.medusa_tree import SPARSE, lay_out, likely_paths
 from paceline.propose.rollout import SHORTLIST, Shape
 from paceline.sampling.noise import Purpose, gumbel, key
 from paceline.sampling.params import SamplingParams
 from paceline.sampling.transform import NEVER, RowSpan, transform
 from paceline.types import NO_DRAFT, Committed, Draft, View
-
-RANGES = 5  # of probability, in which candidates are judged apart
-
-
-@dataclass
-class Record:
-    """How often a candidate was what the target said next; the head's own probability counts as `weight` outcomes."""
-
-    right: float = 0.0
-    seen: float = 0.0
-
-    def confidence(self, probability: float, weight: float = 4.0) -> float:
-        return (self.right + weight * probability) / (self.seen + weight)
-
-    def learn(self, right: bool, fading: float = 0.98) -> None:
-        self.right = self.right * fading + right
-        self.seen = self.seen * fading + 1
-
 
 Candidate = tuple[int, float]
 """Token id, and its probability in the eyes of its head."""
@@ -65,7 +48,7 @@ class MedusaProposer(Proposer):
 
     The tree is deterministic, also when sampling: candidates are ranked by the request's own distribution, for coupled
     requests with the noise that the target will sample with. A head does not know the path before it, so confidence is
-    what was observed of candidates of the same head, rank, verification and range of probability.
+    its probability calibrated by what became of such candidates: of the same head, rank and kind of verification.
     """
 
     name = "medusa"
@@ -81,7 +64,7 @@ class MedusaProposer(Proposer):
         self.parents, self.ranks = lay_out(chosen, head.count)
         self.depths = depths(self.parents)
         self._states: dict[int, State] = {}
-        self._records: dict[tuple[str, int, int, int], Record] = {}
+        self._calibration = Calibration()
 
     def open(self, view: View) -> int:
         self._states[view.id] = State()
@@ -102,7 +85,6 @@ class MedusaProposer(Proposer):
         state = self._states[view.id]
         if committed.verdict is not None:
             self._learn(view, state.candidates, committed.verdict.kept)
-            state.candidates = []
         # A copy: the tap holds all rows of the step.
         state.hidden, state.position = committed.taps[NORMED][-1].clone(), committed.position + committed.count - 1
 
@@ -163,15 +145,13 @@ class MedusaProposer(Proposer):
         confidence: dict[int, float] = {}
         survival = {-1: 1.0}
         for node, (parent, depth, rank) in enumerate(zip(self.parents, self.depths, self.ranks, strict=True)):
-            if (
-                depth > min(budget.depth, len(candidates))
-                or parent not in survival
-                or rank >= len(candidates[depth - 1])
-            ):
+            too_deep = depth > min(budget.depth, len(candidates))
+            if too_deep or parent not in survival or rank >= len(candidates[depth - 1]):
                 continue
             token, chance = candidates[depth - 1][rank]
             if chance > 0:  # else the request's chain excludes it
-                tokens[node], confidence[node] = token, self._record(view, depth, rank, chance).confidence(chance)
+                tokens[node] = token
+                confidence[node] = self._calibration.adjust(_group(view.params, depth, rank), chance)
                 survival[node] = survival[parent] * confidence[node]
         # Equal chances keep their order, and a parent comes before its child: the best are always a tree.
         kept = sorted(sorted(tokens, key=lambda node: -survival[node])[: budget.nodes])
@@ -183,18 +163,16 @@ class MedusaProposer(Proposer):
     def _learn(self, view: View, candidates: Sequence[Sequence[Candidate]], kept: int) -> None:
         """Every token that was kept follows accepted ones, so it says which candidates of its head were right, whether
         or not they were verified: what the controller cuts goes on being judged."""
-        for depth, (token, ranked) in enumerate(
-            zip(view.tokens[len(view.tokens) - kept :], candidates, strict=False), 1
-        ):
+        told = zip(view.tokens[len(view.tokens) - kept :], candidates, strict=False)
+        for depth, (token, ranked) in enumerate(told, start=1):
             for rank, (candidate, chance) in enumerate(ranked):
-                self._record(view, depth, rank, chance).learn(candidate == token)
+                self._calibration.learn(_group(view.params, depth, rank), [chance], int(candidate == token))
 
-    def _record(self, view: View, depth: int, rank: int, chance: float) -> Record:
-        params = view.params
-        kind = (
-            "greedy" if params.greedy else "coupled" if params.coupled else "typical" if params.lossy else "rejection"
-        )
-        return self._records.setdefault((kind, depth, rank, min(int(chance * RANGES), RANGES - 1)), Record())
+
+def _group(params: SamplingParams, depth: int, rank: int) -> str:
+    """Candidates that are judged together."""
+    kind = "coupled" if _noisy(params) else "greedy" if params.greedy else "typical" if params.lossy else "rejection"
+    return f"{kind} {depth} {rank}"
 
 
 def _noisy(params: SamplingParams) -> bool:
