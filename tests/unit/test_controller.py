@@ -127,8 +127,19 @@ def test_poor_acceptance_shortens_what_is_asked_of_a_draft_model() -> None:
             learn(controller, 5, accepted, 0.05, 0.06)
         return controller.budget("draft", 0).depth
 
-    assert budget_after(0) == 1
+    assert budget_after(0) == 0
     assert budget_after(5) > budget_after(2)
+
+
+def test_a_method_that_does_not_pay_is_tried_again_now_and_then() -> None:
+    controller = Controller()
+    for _ in range(40):
+        learn(controller, 5, 0, 0.05, 0.06)
+    asked = [controller.budget("draft", 0).depth for _ in range(320)]
+    assert sum(asked) == 10
+    for _ in range(60):
+        learn(controller, 1, 1, 0.05, 0.01)
+    assert controller.budget("draft", 0).depth > 1
 
 
 def test_a_draft_goes_on_while_a_token_earns_its_time() -> None:

@@ -12,6 +12,7 @@ from lab_medusa import KnowingHead, random_head
 from torch import Tensor
 
 from paceline.heads.check import TEXT, USELESS, agreement, warn_if_useless
+from paceline.heads.eagle import Eagle1Head
 from paceline.heads.load import Head
 from paceline.model.decoder import NORMED
 from paceline.weights.load import LoadedModel
@@ -86,7 +87,7 @@ def test_a_head_that_is_one_token_behind_does_not_pass() -> None:
     """It repeats what the target said in the same row, which is the token that it was just given."""
     target = spelled(successor_model())
     head = knowing("eagle-1", target)
-    assert isinstance(head, type(eagle1_head(target)))
+    assert isinstance(head, Eagle1Head)
     head.fc = lambda x: x[:, HIDDEN:]
     assert agreement(head, target) < 0.3
 

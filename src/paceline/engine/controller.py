@@ -8,11 +8,12 @@ from itertools import accumulate
 from operator import mul
 
 from paceline.engine.step_cost import StepCost
-from paceline.propose.base import Budget
+from paceline.propose.base import NOTHING, Budget
 from paceline.types import Draft
 
 # Drafting has to promise this much more than plain decoding: estimates err, and a lost step is lost.
 WORTHWHILE = 1.05
+PROBE_EVERY = 32  # steps
 UNKNOWN_COST = 0.25  # of a target step: what a draft's level is taken to cost before it was timed
 
 
@@ -49,6 +50,7 @@ class Record:
 
     draft_seconds: float | None = None  # per level of a draft
     tokens_per_second: float | None = None  # of one sequence in steps that drafted
+    idle: int = 0  # steps in which it was not worth asking
     everywhere: Tally = field(default_factory=lambda: Tally(0.99))
     requests: dict[int, Tally] = field(default_factory=dict)
 
@@ -112,7 +114,8 @@ class Controller:
         cost = self.record(source).draft_seconds
         if cost is None or cost < self._row() / 10:
             return Budget(self.longest, self.nodes)  # drafts that cost next to nothing are cut by their own confidence
-        return Budget(max(1, self.expectation(source, request)[1]), self.nodes)
+        length = self.expectation(source, request)[1]
+        return Budget(length, self.nodes) if length > 0 else self._probe(source)
 
     def promise(self, draft: Draft) -> float:
         """Expected tokens a second of a step that verifies the best part of this draft, or nothing of it."""
@@ -172,6 +175,12 @@ class Controller:
             for other, record in self.records.items():
                 for outcome in group if other != source else ():
                     record.rest(outcome.request)
+
+    def _probe(self, source: str) -> Budget:
+        """A method that does not pay now drafts one token now and then, or it could never show that it would."""
+        record = self.record(source)
+        record.idle += 1
+        return Budget(1, 1) if record.idle % PROBE_EVERY == 0 else NOTHING
 
     def _row(self) -> float:
         return self.target.seconds(2) - self.target.seconds(1)

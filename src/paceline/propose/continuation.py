@@ -45,7 +45,7 @@ def vote(followings: Mapping[bytes, int], matched: int, limit: int, floor: float
     path = b""
     confidence: list[float] = []
     expected, product = 0.0, 1.0
-    while live and len(confidence) < limit:
+    while live:
         run, count, total, distinct = commonest(live, len(path))
         for _ in range(min(len(run) // 4, limit - len(confidence))):
             chance = count / (total + distinct * ESCAPE / (ALIKE + (matched + len(confidence)) ** 2))
@@ -55,8 +55,10 @@ def vote(followings: Mapping[bytes, int], matched: int, limit: int, floor: float
             expected += product
             confidence.append(chance)
         path += run
+        if len(confidence) >= limit:
+            break
         live = [item for item in live if item[0].startswith(path) and len(item[0]) > len(path)]
-    return expected, path[: 4 * len(confidence)], confidence
+    return expected, path[: 4 * limit], confidence
 
 
 def commonest(live: list[tuple[bytes, int]], at: int) -> tuple[bytes, int, int, int]:
@@ -64,17 +66,17 @@ def commonest(live: list[tuple[bytes, int]], at: int) -> tuple[bytes, int, int, 
 
     Returns (ids, count of those that have them, count of all, distinct next ids).
     """
-    run = live[0][0][at:]
-    total = live[0][1]
-    if len(live) > 1:
-        run = run[: shared(min(live)[0][at:], max(live)[0][at:])]  # what first and last in order share, all share
-        total = sum([count for _, count in live])
-    if run:
-        return run, total, total, 1
+    if len(live) == 1:
+        run, count = live[0]
+        return run[at:], count, count, 1
     votes: dict[bytes, int] = {}
     for following, count in live:
         token = following[at : at + 4]
         votes[token] = votes.get(token, 0) + count
+    total = sum(votes.values())
+    if len(votes) == 1:  # what the first and the last in order share, all share
+        lowest, highest = min(live)[0][at:], max(live)[0][at:]
+        return lowest[: shared(lowest, highest)], total, total, 1
     token = max(votes, key=votes.__getitem__)
     return token, votes[token], total, len(votes)
 
