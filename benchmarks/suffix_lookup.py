@@ -111,13 +111,13 @@ def percentiles(samples: list[float]) -> str:
     return ", ".join(f"p{100 * share:g} {ordered[int(share * len(ordered))]:.1f}" for share in (0.5, 0.9, 0.99, 0.999))
 
 
-def look_up(index: SuffixIndex, texts: list[Text], max_draft: int) -> Outcome:
+def look_up(index: SuffixIndex, texts: list[Text], max_draft: int, factor: float) -> Outcome:
     outcome = Outcome()
     for text in texts:
         for at in range(1, len(text)):
             context = text[max(0, at - index.max_match) : at]
             worked, started = time.thread_time(), time.perf_counter()
-            found = index.speculate(context, max_draft)
+            found = index.speculate(context, max_draft, factor=factor)
             ended = time.perf_counter()
             outcome.processor.append(1e6 * (time.thread_time() - worked))
             outcome.microseconds.append(1e6 * (ended - started))
@@ -144,13 +144,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=1_000_000, help="tokens of history")
     parser.add_argument("--lookups", type=int, default=20_000)
     parser.add_argument("--max-draft", type=int, default=16)
+    parser.add_argument("--factor", type=float, default=2.0, help="drafted tokens for each that matched, at most")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     texts = zipf_texts(options.seed) if options.text == "zipf" else python_texts(options.seed)
     past, fresh = split(texts, options.tokens, options.lookups)
     index = SuffixIndex(options.tokens)
     rate, size = build(index, past)
-    report(look_up(index, fresh, options.max_draft), rate, size, index)
+    report(look_up(index, fresh, options.max_draft, options.factor), rate, size, index)
 
 
 if __name__ == "__main__":

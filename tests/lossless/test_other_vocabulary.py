@@ -10,6 +10,7 @@ import torch
 from lab import (
     CONFIG,
     FP32,
+    PROMPT,
     RandomSource,
     engine,
     exact_law,
@@ -28,12 +29,15 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool
+from paceline.engine.controller import Controller
+from paceline.engine.engine import Engine, EngineConfig
 from paceline.errors import PacelineError
 from paceline.model.attention import Span
 from paceline.model.decoder import Batch
 from paceline.propose.base import Budget
 from paceline.propose.none import NoProposer
 from paceline.propose.other_vocabulary import Mode, OtherVocabularyProposer
+from paceline.propose.retokenised import RetokenisedView
 from paceline.propose.rollout import CHAIN, Shape
 from paceline.sampling.params import SamplingParams, Verify
 from paceline.text.pieces import BYTE_OF
@@ -41,7 +45,8 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.types import Draft, View
 from paceline.weights.assemble import assemble
 from paceline.weights.convert import convert
-from paceline.weights.load import LoadedModel
+from paceline.weights.load import LoadedModel, load_model
+from paceline.weights.presets import preset_is_cached
 
 LENGTH = 3
 DRAWS = 1500
@@ -146,6 +151,18 @@ def test_a_reduced_head_is_exact(target: LoadedModel) -> None:
         assert p_value(sample_outputs(machine, params, DRAWS), exact_law(target, params, LENGTH)) > SIGNIFICANT
 
 
+def test_in_a_mixed_batch_sampled_requests_keep_their_law_and_greedy_ones_their_answer(target: LoadedModel) -> None:
+    """ "auto" drafts shared tokens for the one kind and writes text for the other, in the same step."""
+    sampled = SamplingParams(temperature=1.1, max_tokens=LENGTH, verify="rejection")
+    greedy = SamplingParams(max_tokens=LENGTH)
+    params = [replace(sampled, seed=i) if i % 4 else greedy for i in range(DRAWS * 4 // 3)]
+    machine = engine(target, proposer(target, small_draft("reordered, other pairs"), "auto"), k=3)
+    answers = [tuple(output(request)) for request in run(machine, [PROMPT] * len(params), params)]
+    assert set(answers[::4]) == {tuple(plain(target, PROMPT, greedy))}
+    outcomes = [answer for i, answer in enumerate(answers) if i % 4]
+    assert p_value(outcomes, exact_law(target, sampled, LENGTH)) > SIGNIFICANT
+
+
 class ReportsUnsharedMass(OtherVocabularyProposer):
     """The planted bug: q is the draft's own distribution, while its tokens are drawn from the shared part of it."""
 
@@ -248,6 +265,39 @@ def test_coupled_equals_plain_under_twenty_seeds(mode: Mode, wide: LoadedModel) 
     ]
     requests = run(engine(wide, proposer(wide, wide_draft(), mode), k=4), [PROMPTS[0]] * 20, params)
     assert [output(r) for r in requests] == [plain(wide, PROMPTS[0], each) for each in params]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_draft_whose_confidence_is_not_read_changes_no_answer(mode: Mode, wide: LoadedModel) -> None:
+    """As on an accelerator."""
+    drafting = proposer(wide, wide_draft(), mode)
+    drafting.rollout.looks = drafting.own_rollout.looks = False
+    params = [SamplingParams(max_tokens=20), SamplingParams(max_tokens=20, temperature=0.9, seed=3)]
+    requests = run(engine(wide, drafting, k=3), PROMPTS[:2], params)
+    assert [output(r) for r in requests] == [plain(wide, *both) for both in zip(PROMPTS[:2], params, strict=True)]
+    assert sum(r.stats.drafted for r in requests) > 0
+
+
+@pytest.mark.parametrize(
+    ("params", "writes"),
+    [
+        (SamplingParams(), True),
+        (SamplingParams(temperature=1.0, verify="coupled"), True),
+        (SamplingParams(temperature=1.0, verify="rejection"), False),
+        (SamplingParams(frequency_penalty=0.5), False),
+    ],
+)
+def test_auto_writes_text_unless_the_draft_can_follow_what_the_request_does_to_logits(
+    params: SamplingParams, writes: bool, wide: LoadedModel
+) -> None:
+    drafting = proposer(wide, wide_draft(), "auto")
+    machine = engine(wide, drafting, k=3)
+    request = machine.add(PROMPTS[0], params)
+    machine.step()
+    machine.stepper.propose(machine.scheduler.schedule())
+    growth = drafting._states[request.id].growth
+    assert growth is not None
+    assert isinstance(growth.view, RetokenisedView) == writes
 
 
 def test_trees_of_shared_tokens_change_no_answer(wide: LoadedModel) -> None:
@@ -377,7 +427,7 @@ def test_the_same_model_under_other_ids_is_always_accepted(seed: int | None, mod
     params = SamplingParams(max_tokens=31, temperature=temperature, seed=seed)
     (request,) = run(engine(target, drafting, k=4), [PROMPTS[0]], [params])
     assert output(request) == plain(target, PROMPTS[0], params)
-    if seed is not None and mode == "strings":
+    if seed is not None and mode != "tokens":
         return  # drafted without the request's noise
     assert request.stats.accepted == request.stats.drafted
     assert request.stats.target_forwards == 1 + 30 // 5
@@ -453,3 +503,23 @@ def spelled(text: str) -> list[str]:
 
 def incomplete(target: LoadedModel, tokens: Sequence[int]) -> bool:
     return target.tokenizer.decode(tokens).endswith("\ufffd")
+
+
+@pytest.mark.real_model
+@pytest.mark.parametrize("mode", MODES)
+def test_gemma_drafts_for_smollm_without_changing_its_answer(mode: Mode) -> None:
+    """A SentencePiece vocabulary drafts for a byte-level one, in a chat whose special tokens only the target has."""
+    if not (preset_is_cached("smollm2-135m") and preset_is_cached("gemma3-270m")):
+        pytest.skip("presets are not cached")
+    target, draft = load_model("smollm2-135m"), load_model("gemma3-270m")
+    chat = target.tokenizer.render_chat([{"role": "user", "content": "Count from 1 to 9 and add an emoji."}])
+    prompt, params = target.tokenizer.encode(chat), SamplingParams(max_tokens=24)
+    drafting = OtherVocabularyProposer(
+        draft, pool_for(draft, blocks=64, block_size=16), target_tokenizer=target.tokenizer,
+        vocab_size=target.vocab_size, width=target.config.vocab_size, stop_below=lambda: 0.0, mode=mode,
+    )  # fmt: skip
+    pool = pool_for(target, blocks=64, block_size=16)
+    (request,) = run(Engine(target, drafting, pool, Controller(fixed=3), EngineConfig()), [prompt], [params])
+    plainly = Engine(target, NoProposer(), pool_for(target, blocks=64, block_size=16), Controller(), EngineConfig())
+    assert output(request) == output(run(plainly, [prompt], [params])[0])
+    assert request.stats.accepted > 0

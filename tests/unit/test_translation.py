@@ -256,19 +256,19 @@ def drafted_as(context: str, drafted: Sequence[int], target: Tokenizer, draft: T
 
 
 def test_drafted_text_becomes_tokens_that_only_the_target_has() -> None:
-    """The draft spells "return" as re, turn; the last token is left out, since "x" may go on."""
+    """The draft spells "return" as re, turn."""
     target, draft = tokenizers()["code"], tokenizers()["prose"]
     drafted = draft.encode("return x", bos=False)
     assert [draft.token_string(token) for token in drafted] == ["re", "turn", "Ġx"]
-    assert drafted_as("def\n", drafted, target, draft) == ["return"]
-    assert drafted_as("def\n", [*drafted, one(draft, "(")], target, draft) == ["return", "Ġx"]
+    assert drafted_as("def\n", drafted, target, draft) == ["return", "Ġx"]
+    assert drafted_as("def\n", [*drafted[:1], one(draft, "t")], target, draft) == ["ret"]
 
 
 def test_text_that_would_change_the_contexts_own_tokens_is_no_draft() -> None:
     """Behind "de" the text "f" makes "def": the target has written "de" and will not take it back."""
     target, draft = tokenizers()["code"], tokenizers()["prose"]
     assert drafted_as("x de", draft.encode("f(x):", bos=False), target, draft) == []
-    assert drafted_as("x de", draft.encode("(x):", bos=False), target, draft) == ["(", "x", ")"]
+    assert drafted_as("x de", draft.encode("(x):", bos=False), target, draft) == ["(", "x", ")", ":"]
 
 
 def test_a_context_with_unusual_tokens_can_still_be_drafted_behind() -> None:
@@ -276,10 +276,10 @@ def test_a_context_with_unusual_tokens_can_still_be_drafted_behind() -> None:
     target, draft = tokenizers()["code"], tokenizers()["prose"]
     unusual = [one(target, letter) for letter in "def"]
     found = Translation(target, draft).target_ids([*unusual, *target.encode(" x x")], draft.encode(" x(", bos=False))
-    assert found == [one(target, "Ġx")]
+    assert found == [one(target, "Ġx"), one(target, "(")]
 
 
-def test_a_special_token_ends_the_draft_and_nothing_before_it_is_left_out() -> None:
+def test_a_special_token_ends_the_draft() -> None:
     target, draft = tokenizers()["code"], tokenizers()["prose"]
     drafted = [*draft.encode("def", bos=False), one(draft, "<s>"), one(draft, "x")]
     assert drafted_as("x ", drafted, target, draft) == ["def", "<s>"]
@@ -292,9 +292,9 @@ def test_half_a_character_is_not_drafted() -> None:
     target, draft = tokenizers()["code"], tokenizers()["prose"]
     drafted = draft.encode("xx😀", bos=False)
     assert [draft.token_bytes(token) for token in drafted] == [b"xx", b"\xf0\x9f\x98", b"\x80"]
-    assert drafted_as("(", drafted[:2], target, draft) == ["x"]
-    assert drafted_as("(", drafted, target, draft) == ["x", "x", "ðŁ", "ĺ"]
-    assert drafted_as("(", [*drafted[:2], one(draft, "<s>")], target, draft) == ["x"]
+    assert drafted_as("(", drafted[:2], target, draft) == ["x", "x"]
+    assert drafted_as("(", drafted, target, draft) == ["x", "x", "ðŁ", "ĺ", "Ģ"]
+    assert drafted_as("(", [*drafted[:2], one(draft, "<s>")], target, draft) == ["x", "x"]
 
 
 def test_behind_half_a_character_nothing_is_drafted() -> None:
@@ -312,9 +312,9 @@ def test_drafted_ids_behind_any_context_go_on_as_the_whole_text_does(pair: tuple
     for cut in range(2, len(whole)):
         rest = b"".join(map(target.token_bytes, whole[cut:])).decode()
         drafted = translation.target_ids(whole[:cut], encode_behind(draft, rest))
-        assert drafted == whole[cut : cut + len(drafted)]
-        found += len(drafted)
-    assert found >= sum(len(whole) - cut - 1 for cut in range(2, len(whole))) * 0.8
+        assert drafted in ([], whole[cut:])
+        found += bool(drafted)
+    assert found >= 0.8 * (len(whole) - 2)
 
 
 def test_chances_keep_their_product() -> None:

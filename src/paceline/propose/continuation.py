@@ -47,8 +47,9 @@ def vote(followings: Mapping[bytes, int], matched: int, limit: int, floor: float
     expected, product = 0.0, 1.0
     while live:
         run, count, total, distinct = commonest(live, len(path))
-        for _ in range(min(len(run) // 4, limit - len(confidence))):
-            chance = count / (total + distinct * ESCAPE / (ALIKE + (matched + len(confidence)) ** 2))
+        unseen, agreeing = distinct * ESCAPE, matched + len(confidence)
+        for length in range(agreeing, min(agreeing + len(run) // 4, matched + limit)):
+            chance = count / (total + unseen / (ALIKE + length * length))
             product *= chance
             if product < floor:
                 return expected, (path + run)[: 4 * len(confidence)], confidence

@@ -29,7 +29,12 @@ class OtherVocabularyProposer(DraftModelProposer):
     mode "tokens" (token-level intersection): only tokens that both vocabularies have are drafted, from the draft's
     distribution over them, so q is truthful at any temperature. "strings" (string-level exact match): the draft writes
     text in its own tokens, greedily, and what the target's tokenizer makes of it is a deterministic draft; tokens that
-    only the target has can come out. "auto": strings for greedy requests, tokens for those that sample.
+    only the target has can come out.
+
+    "auto": strings for greedy and coupled requests, tokens under rejection and where the request moves logits
+    (penalties, bias, grammar), which the draft can then follow. SmolLM2 135M for Qwen2.5-Coder 1.5B, six short chats,
+    tokens emitted a step, "tokens" / "strings": greedy 1.91 / 2.03 (k = 2), 2.42 / 2.68 (4), 2.51 / 2.87 (6); at k = 3
+    coupled 1.93 / 2.14 (temperature 0.8) and 1.94 / 2.03 (1.0), rejection 2.09 / 2.12 and 1.96 / 1.98, a draw.
     """
 
     few = 32  # the text's end is tokenised anew, so a step may bring more than its own tokens
@@ -38,7 +43,10 @@ class OtherVocabularyProposer(DraftModelProposer):
         self, model: LoadedModel, pool: BlockPool, *, target_tokenizer: Tokenizer, vocab_size: int, width: int,
         stop_below: Callable[[], float], mode: Mode = "auto", shape: Shape = CHAIN, prefill_chunk: int = 256,
     ) -> None:  # fmt: skip
-        """vocab_size, width, stop_below: see `Rollout`. Raises PacelineError if the two have no token in common."""
+        """vocab_size, width, stop_below: see `Rollout`. shape: of drafts of shared tokens; written text is a chain.
+
+        Raises PacelineError if the two have no token in common.
+        """
         super().__init__(
             model, pool, vocab_size=vocab_size, width=width, stop_below=stop_below, shape=shape,
             prefill_chunk=prefill_chunk,
@@ -113,12 +121,11 @@ class OtherVocabularyProposer(DraftModelProposer):
     def growth(self, view: View, budget: Budget) -> Growth:
         if not self._writes(view):
             return super().growth(view, budget)
-        # One more: the last token of the text may go on, and is left out.
-        longer = Budget(budget.depth + 1, budget.nodes + 1)
-        return Growth(RetokenisedView(view, self._texts[view.id].ids), longer)
+        return Growth(RetokenisedView(view, self._texts[view.id].ids), budget)
 
     def _writes(self, view: View) -> bool:
-        return self.mode == "strings" or (self.mode == "auto" and view.params.greedy)
+        suits = view.params.coupled and not view.params.adjusts_logits
+        return self.mode == "strings" or (self.mode == "auto" and suits)
 
     def _follow(self, view: View) -> None:
         state = self._states.get(view.id)
