@@ -350,6 +350,8 @@ def drafted(machine: Engine, prompt: Sequence[int], params: SamplingParams) -> t
 
 
 def assert_same_drafts(ours: Sequence[Draft], theirs: Sequence[Draft]) -> None:
+    """Steps without a draft do not count."""
+    ours, theirs = [draft for draft in ours if draft.size], [draft for draft in theirs if draft.size]
     assert len(ours) == len(theirs) > 0
     for one, other in zip(ours, theirs, strict=True):
         assert nodes_of(one) == pytest.approx(nodes_of(other), abs=1e-5)

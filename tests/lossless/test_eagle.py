@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lab import CONFIG, engine, exact_law, model, on, output, p_value, run, sample_outputs
+from lab import CONFIG, engine, exact_law, model, output, p_value, run, sample_outputs
 from lab_heads import (
     EAGLE,
     TINY,
@@ -207,7 +207,8 @@ def test_behind_a_prefix_hit_a_head_drafts_as_on_a_fresh_engine(
     proposer = eagle(wide_target, kind=kind, shape=SHAPES[shape])
     machine = engine(wide_target, Watched(proposer), chunk=8)
     (first,) = run(machine, [LONG], [GREEDY])
-    for prompt, known in ((LONG, 28), (LONG + output(first) + [3, 1], 28), (LONG[:19] + [39, 38], 16)):
+    continued = LONG + output(first) + [3, 1]
+    for prompt, known in ((LONG, 28), (LONG[:29], 28), (continued, 28), (LONG[:19] + [39, 38], 16)):
         again, drafts = drafted(machine, prompt, GREEDY)
         untouched = engine(wide_target, Watched(eagle(wide_target, kind=kind, shape=SHAPES[shape])))
         fresh, expected = drafted(untouched, prompt, GREEDY)
@@ -243,21 +244,18 @@ def test_one_block_is_computed_again_where_the_token_behind_it_differs(size: int
 
 def test_a_head_whose_rows_were_evicted_starts_cold_and_says_so(wide_target: LoadedModel) -> None:
     """It drafts from the rows it has, stays lossless, and leaves nothing behind that a later prompt would take."""
-    proposer = eagle(wide_target, blocks=14)
+    proposer = eagle(wide_target, blocks=12)
     watched = Watched(proposer)
     machine = engine(wide_target, watched)
     run(machine, [LONG], [GREEDY])
-    run(machine, [[(7 * i) % 40 for i in range(36)]], [GREEDY])  # needs twelve of the fourteen blocks
-    watched.drafts.clear()
-    for cold_starts in (1, 2):
-        (again,) = run(machine, [LONG], [GREEDY])
-        assert (again.stats.cached_tokens, proposer.cold_starts) == (28, cold_starts)
-        assert output(again) == plain(wide_target, LONG, GREEDY)
-    assert len(watched.drafts) > 4
-    assert_drafts_from_scratch(watched, wide_target, head("eagle-1", wide_target), CHAIN, first=28)
-    other, drafts = drafted(machine, LONG[:27], GREEDY)
-    assert (other.stats.cached_tokens, proposer.cold_starts) == (24, 3)
-    assert drafts
+    run(machine, [[(7 * i) % 40 for i in range(36)]], [GREEDY])  # needs all twelve blocks
+    for cold_starts, (size, known) in enumerate(((30, 28), (30, 28), (10, 8)), start=1):
+        watched.drafts.clear()
+        (again,) = run(machine, [LONG[:size]], [GREEDY])
+        assert (again.stats.cached_tokens, proposer.cold_starts) == (known, cold_starts)
+        assert output(again) == plain(wide_target, LONG[:size], GREEDY)
+        assert len(watched.drafts) > 2
+        assert_drafts_from_scratch(watched, wide_target, head("eagle-1", wide_target), CHAIN, first=known)
 
 
 @pytest.mark.parametrize("kind", EAGLE)
@@ -347,23 +345,35 @@ def test_a_tree_that_does_not_fit_is_not_drafted(wide_target: LoadedModel) -> No
     assert 0 < request.stats.drafted_at[0] < request.stats.target_forwards - 1
 
 
-def test_a_shared_block_that_cannot_be_copied_costs_only_the_drafts(wide_target: LoadedModel) -> None:
-    """The target computes a block again whose rows in the head another request still reads: none is left to copy it."""
-    first, second = LONG[:20], [*LONG[:16], 39]
-    for blocks, drafts in ((7 + 3, False), (7 + 4, True)):
+def test_shared_blocks_that_cannot_be_copied_cost_only_the_drafts(wide_target: LoadedModel) -> None:
+    """The head has more of a text than the target does, in blocks that another request still reads; the target brings
+    those rows again. Whatever the room for copies, nobody fails."""
+    outcomes = set()
+    for blocks in range(10, 18):
         proposer = eagle(wide_target, blocks=blocks)
         machine = engine(wide_target, proposer, k=1)
-        requests = [machine.add(first, SamplingParams(max_tokens=8))]
-        machine.step()
-        requests.append(machine.add(second, SamplingParams(max_tokens=8)))
+        first = machine.add(LONG[:20], SamplingParams(max_tokens=20))
+        while len(first.tokens) < 30:
+            machine.step()
+        prompt = list(first.tokens)
+        second = machine.add(prompt, SamplingParams(max_tokens=6))
         while not machine.idle:
             machine.step()
-        assert [output(r) for r in requests] == [
-            plain(wide_target, p, SamplingParams(max_tokens=8)) for p in (first, second)
-        ]
-        assert requests[0].stats.drafted > 0
-        assert (requests[1].stats.drafted > 0) == drafts
+        assert second.stats.cached_tokens == 20
+        for request, text, count in ((first, LONG[:20], 20), (second, prompt, 6)):
+            assert output(request) == plain(wide_target, text, SamplingParams(max_tokens=count))
+        assert first.stats.drafted > 0
         assert proposer.pool.available == proposer.pool.blocks
+        outcomes.add(second.stats.drafted > 0)
+    assert outcomes == {False, True}
+
+
+def test_a_wide_tree_at_the_end_of_its_room_writes_to_no_other_sequence(wide_target: LoadedModel) -> None:
+    shape = Shape(8, 4, 20)
+    watched = Watched(eagle(wide_target, shape=shape))
+    run(engine(wide_target, watched, k=4), [LONG, [4, 2]], [SamplingParams(max_tokens=18), GREEDY])
+    watched.drafts = [seen for seen in watched.drafts if len(seen[0].tokens) > len(LONG) + 8]
+    assert_drafts_from_scratch(watched, wide_target, head("eagle-1", wide_target), shape)
 
 
 def test_no_blocks_are_lost(wide_target: LoadedModel) -> None:
@@ -371,10 +381,11 @@ def test_no_blocks_are_lost(wide_target: LoadedModel) -> None:
     machine = engine(wide_target, proposer, k=3, max_batch=3, chunk=8)
     run(machine, PROMPTS, [SamplingParams(max_tokens=20, temperature=1, seed=4)] * len(PROMPTS))
     for steps in (1, 2, 6):  # within the prompt, at its end, while decoding
-        aborted = machine.add(LONG, SamplingParams(max_tokens=50))
+        aborted = machine.add([steps, *LONG], SamplingParams(max_tokens=50))
         for _ in range(steps):
             machine.step()
-        machine.abort(aborted)
+        with torch.inference_mode(False):  # it comes from outside of a step
+            machine.abort(aborted)
     assert machine.pool.available == machine.pool.blocks
     assert proposer.pool.available == proposer.pool.blocks
 
@@ -414,6 +425,18 @@ def test_a_budget_of_nothing_gives_no_draft_and_keeps_the_cache_in_step(tiny_tar
     assert_drafts_from_scratch(watched, tiny_target, head("eagle-1", tiny_target), CHAIN)
 
 
+def test_rows_that_never_came_end_the_drafting_and_not_the_request(
+    tiny_target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Better no draft than one from rows that are out of step."""
+    proposer = eagle(tiny_target)
+    observe, steps = proposer.observe, iter(range(1000))
+    monkeypatch.setattr(proposer, "observe", lambda *seen: None if next(steps) == 4 else observe(*seen))
+    request, drafts = drafted(engine(tiny_target, Watched(proposer)), TEXTS[0], MIXED[1])
+    assert output(request) == plain(tiny_target, TEXTS[0], MIXED[1])
+    assert [draft.size > 0 for draft in drafts] == [True] * 4 + [False] * (len(drafts) - 4)
+
+
 @pytest.mark.parametrize("call", [1, 2, 3, 4, 5])
 def test_a_step_that_fails_in_the_head_can_be_taken_again(
     call: int, tiny_target: LoadedModel, monkeypatch: pytest.MonkeyPatch
@@ -439,5 +462,4 @@ def test_a_step_that_fails_in_the_head_can_be_taken_again(
             failures += 1
     assert failures == 1
     assert output(request) == plain(tiny_target, TEXTS[0], MIXED[1])
-    assert on(request.tokens).shape[0] == 25
     assert_drafts_from_scratch(watched, tiny_target, head("eagle-1", tiny_target), CHAIN)

@@ -244,15 +244,24 @@ def test_a_tree_that_does_not_fit_is_not_drafted(wide_target: LoadedModel) -> No
     assert 0 < request.stats.drafted_at[0] < request.stats.target_forwards - 1
 
 
+def test_a_wide_tree_at_the_end_of_its_room_writes_to_no_other_sequence(wide_target: LoadedModel) -> None:
+    shape = Shape(8, 3, 20)
+    watched = Watched(mtp(wide_target, shape=shape))
+    run(engine(wide_target, watched, k=4), [LONG, [4, 2]], [SamplingParams(max_tokens=18), GREEDY])
+    watched.drafts = [seen for seen in watched.drafts if len(seen[0].tokens) > len(LONG) + 8]
+    assert_drafts_from_scratch(watched, wide_target, head("mtp 3", wide_target), shape)
+
+
 def test_no_blocks_are_lost(wide_target: LoadedModel) -> None:
     proposer = mtp(wide_target, shape=SHAPES["tree"])
     machine = engine(wide_target, proposer, k=3, max_batch=3, chunk=8)
     run(machine, PROMPTS, [SamplingParams(max_tokens=20, temperature=1, seed=4)] * len(PROMPTS))
     for steps in (1, 2, 6):  # within the prompt, at its end, while decoding
-        aborted = machine.add(LONG, SamplingParams(max_tokens=50))
+        aborted = machine.add([steps, *LONG], SamplingParams(max_tokens=50))
         for _ in range(steps):
             machine.step()
-        machine.abort(aborted)
+        with torch.inference_mode(False):  # it comes from outside of a step
+            machine.abort(aborted)
     assert machine.pool.available == machine.pool.blocks
     assert proposer.pool.available == proposer.pool.blocks
 
@@ -300,6 +309,18 @@ def test_a_budget_of_nothing_gives_no_draft_and_keeps_the_caches_in_step(tiny_ta
     assert output(request) == plain(tiny_target, TEXTS[1], replace(MIXED[1], max_tokens=30))
     assert 5 < len(watched.drafts) < 12
     assert_drafts_from_scratch(watched, tiny_target, head("mtp 3", tiny_target), CHAIN)
+
+
+def test_rows_that_never_came_end_the_drafting_and_not_the_request(
+    tiny_target: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Better no draft than one from rows that are out of step."""
+    proposer = mtp(tiny_target)
+    observe, steps = proposer.observe, iter(range(1000))
+    monkeypatch.setattr(proposer, "observe", lambda *seen: None if next(steps) == 4 else observe(*seen))
+    request, drafts = drafted(engine(tiny_target, Watched(proposer)), TEXTS[0], MIXED[1])
+    assert output(request) == plain(tiny_target, TEXTS[0], MIXED[1])
+    assert [draft.size > 0 for draft in drafts] == [True] * 4 + [False] * (len(drafts) - 4)
 
 
 @pytest.mark.parametrize("call", range(1, 10))

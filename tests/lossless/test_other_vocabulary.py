@@ -476,7 +476,9 @@ def test_inside_a_character_nothing_is_drafted_and_drafting_goes_on_behind_it(wi
 
     def forced(logits: Tensor, history: Sequence[int]) -> Tensor:
         wanted = script[min(len(history) - len(PROMPTS[0]), len(script) - 1)]
-        return logits.new_full(logits.shape, float("-inf")).index_fill(0, torch.tensor([wanted]), 0.0)
+        only = torch.full_like(logits, float("-inf"))
+        only[wanted] = 0.0
+        return only
 
     for mode in MODES:
         drafting = proposer(wide, wide_draft(), mode)

@@ -141,7 +141,7 @@ class EagleProposer(Proposer):
             return None
         levels = min(budget.depth, self.shape.depth)
         try:  # room for all nodes that get children
-            state.cache.append(max(1, (levels - 1) * self.shape.width))
+            state.cache.append((levels - 1) * self.shape.width)
         except CacheFull:
             return None
         return Growth(view, budget, self.shape)

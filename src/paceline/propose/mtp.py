@@ -69,10 +69,6 @@ class State:
     offset: int
     outputs: dict[int, Tensor] = field(default_factory=dict)
 
-    def position(self, depth: int) -> int:
-        """Of the first row that was not fed to a depth yet."""
-        return self.offset + self.caches[depth].length
-
 
 class MtpProposer(Proposer):
     """Several depths. `shape`: a chain or a dynamic tree, never deeper than there are depths. A prefix hit starts cold:
@@ -133,13 +129,12 @@ class MtpProposer(Proposer):
     def _start(self, view: View, budget: Budget) -> Growth | None:
         """Drafts wait until every depth has its rows: for the first few tokens of a sequence there are none."""
         state = self._states.get(view.id)
-        if state is None or budget.depth == 0 or state.position(0) != len(view.tokens) - 1:
+        if state is None or budget.depth == 0 or not state.outputs or any(len(rows) != 1 for rows in state.waiting[1:]):
             return None
-        if not state.outputs or any(rows.shape[0] != 1 for rows in state.waiting[1:]):
-            return None
-        try:
-            for cache in state.caches:
-                cache.append(max(1, self.shape.width * self.shape.depth))
+        levels = min(budget.depth, self.shape.depth)
+        try:  # room for the rows of all nodes that get children
+            for depth, cache in enumerate(state.caches[1:levels], start=1):
+                cache.append(self.shape.width * depth)
         except CacheFull:
             return None
         return Growth(view, budget, self.shape)
@@ -153,7 +148,7 @@ class MtpProposer(Proposer):
         for view in views:
             state = self._states[view.id]
             cache, waiting = state.caches[depth], state.waiting[depth]
-            begin = state.position(depth)
+            begin = state.offset + cache.length
             count = min(waiting.shape[0], len(view.tokens) - begin - depth - 1)
             if count <= 0:
                 continue
@@ -191,13 +186,10 @@ class MtpProposer(Proposer):
             parents = tuple(-1 if row % depth == 0 else row - 1 for row in range(depth * len(nodes)))
             spans.append(Span(cache, first, len(parents), cache.length, parents))
         out = self._forward(depth, spans, torch.stack(tokens), torch.cat(hidden))
-        last: list[Tensor] = []
         for (growth, nodes), span in zip(level, spans, strict=True):
-            for i, node in enumerate(nodes):
-                rows = out[span.start + i * depth : span.start + (i + 1) * depth]
-                self._states[growth.view.id].outputs[node] = rows
-                last.append(rows[-1])
-        return self.head.logits(torch.stack(last), self.target.head)
+            rows = out[span.start : span.start + span.count].view(len(nodes), depth, -1)
+            self._states[growth.view.id].outputs.update(zip(nodes, rows, strict=True))
+        return self.head.logits(out[depth - 1 :: depth], self.target.head)
 
     def _forward(self, depth: int, spans: Sequence[Span], tokens: Tensor, hidden: Tensor) -> Tensor:
         device = self.target.device
