@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from paceline.errors import PacelineError
-from paceline.llm import LLM, Message, Prompt
+from paceline.llm import LLM, Message, Prompt, single
 from paceline.result import GenerationResult, StreamChunk
 from paceline.sampling.params import SamplingParams
 from paceline.types import Sequence as Request
@@ -51,7 +51,7 @@ class AsyncLLM:
         """Chunks as they become final; cancelling the coroutine ends the request."""
         if self._closed:
             raise PacelineError("the engine is closed; make a new AsyncLLM")
-        ids = self._llm.encode(prompt)
+        ids, checked = self._llm.encode(prompt), single(params)
         loop = asyncio.get_running_loop()
         chunks: asyncio.Queue[StreamChunk | Exception] = asyncio.Queue()
         ticket = object()
@@ -60,7 +60,7 @@ class AsyncLLM:
             with suppress(RuntimeError):  # the loop was closed: no one waits any more
                 loop.call_soon_threadsafe(chunks.put_nowait, chunk)
 
-        self._inbox.put(lambda: self._add(id(ticket), ids, params or SamplingParams(), deliver))
+        self._inbox.put(lambda: self._add(id(ticket), ids, checked, deliver))
         try:
             while True:
                 chunk = await chunks.get()
@@ -146,6 +146,7 @@ class AsyncLLM:
 
     def _fail(self, error: Exception) -> None:
         for live in self._live.values():
-            self._llm.engine.abort(live.request)
             live.deliver(error)
+            with suppress(Exception):  # whoever waits must hear of the first error, whatever cleaning up meets
+                self._llm.engine.abort(live.request)
         self._live.clear()

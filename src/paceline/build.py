@@ -52,13 +52,18 @@ class Options:
             raise PacelineError("method 'draft' needs a draft model: give --draft (draft=...)")
         if self.method in ("eagle", "medusa", "mtp", "head") and self.head is None:
             raise PacelineError(f"method '{self.method}' needs a head: give --head (head=...)")
-        if self.k is not None and self.k < 1:
-            raise PacelineError(f"k must be at least 1, not {self.k}; for plain decoding use method 'none'")
+        if self.k is not None and (not isinstance(self.k, int) or self.k < 1):
+            raise PacelineError(f"k must be a whole number of at least 1, not {self.k}; plain decoding is method none")
+        for name in ("model", "draft", "head"):
+            if getattr(self, name) == "":
+                raise PacelineError(f"{name} is empty; give a name, a directory or a hub id")
+        if self.suffix_history != 0 and not 1_000 <= self.suffix_history <= 500_000_000:
+            raise PacelineError(f"suffix_history must be 0 or 1,000 to 500,000,000 tokens, not {self.suffix_history}")
         if not 1 <= self.ngram_min <= self.ngram_max:
             raise PacelineError(
                 f"ngram_min must be at least 1 and at most ngram_max, not {self.ngram_min} and {self.ngram_max}"
             )
-        parse_tree(self.tree)
+        parse_tree(self.tree, self.k)
 
     @property
     def chosen_method(self) -> str:
@@ -66,7 +71,7 @@ class Options:
 
     @property
     def shape(self) -> Shape:
-        return parse_tree(self.tree)
+        return parse_tree(self.tree, self.k)
 
     @property
     def pool_share(self) -> EngineConfig:
@@ -77,12 +82,12 @@ class Options:
         return replace(self.engine, cache_bytes=budget // 2)
 
 
-def parse_tree(text: str | None) -> Shape:
-    """ "4x6x32": width 4, depth 6, at most 32 nodes. None is a chain. Raises PacelineError."""
+def parse_tree(text: str | None, k: int | None = None) -> Shape:
+    """4x6x32 is width 4, depth 6, at most 32 nodes; None is a chain, of `k` if given. Raises PacelineError."""
     if text is None:
-        return CHAIN
+        return CHAIN if k is None else Shape(depth=k, nodes=k)
     try:
-        width, depth, nodes = (int(part) for part in text.lower().split("x"))
+        width, depth, nodes = (int(part) for part in str(text).lower().split("x"))
     except ValueError:
         raise PacelineError(f"tree must be WIDTHxDEPTHxNODES, for example 4x6x32, not '{text}'") from None
     if min(width, depth, nodes) < 1 or nodes < depth:

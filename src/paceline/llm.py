@@ -45,21 +45,21 @@ class LLM:
     ) -> GenerationResult | list[GenerationResult]:
         """Continue each prompt (text or token ids). One text gives one result, a list gives a list in its order."""
         if isinstance(prompts, str):
-            return self._run([prompts], [_single(params)])[0]
+            return self._run([prompts], [single(params)])[0]
         if any(isinstance(prompt, int) for prompt in prompts):
             raise PacelineError("prompts must be texts or lists of token ids; put one list of ids in another list")
-        several = params if isinstance(params, Sequence) else [_single(params)] * len(prompts)
+        several = params if isinstance(params, Sequence) else [single(params)] * len(prompts)
         if len(several) != len(prompts):
             raise PacelineError(f"{len(prompts)} prompts but {len(several)} sampling parameters; give one or as many")
         return self._run(prompts, several)
 
     def chat(self, messages: Sequence[Message], params: SamplingParams | None = None) -> GenerationResult:
         """Answer a conversation, rendered with the model's own chat template."""
-        return self._run([self.chat_prompt(messages)], [_single(params)])[0]
+        return self._run([self.chat_prompt(messages)], [single(params)])[0]
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[StreamChunk, None, None]:
         """Chunks as they become final. Closing the iterator early ends the request."""
-        sequence = self.engine.add(self.encode(prompt), _single(params))
+        sequence = self.engine.add(self.encode(prompt), single(params))
         sent = sequence.prompt_length
         try:
             while sequence.finish_reason is None:
@@ -98,7 +98,7 @@ class LLM:
         return [GenerationResult.of(sequence) for sequence in sequences]
 
 
-def _single(params: object) -> SamplingParams:
+def single(params: object) -> SamplingParams:
     if params is None:
         return SamplingParams()
     if not isinstance(params, SamplingParams):

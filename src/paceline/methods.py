@@ -176,9 +176,13 @@ USES_DRAFT = ("draft", "auto")
 USES_HEAD = ("eagle", "medusa", "mtp", "head", "auto")
 
 
-def available_methods(draft: str | None, head: str | None) -> list[str]:
-    """The built-in methods that can run with what was given, `none` first; of the heads' methods only `head`."""
+def available_methods(draft: str | None, head: str | None, layers: int = 99) -> list[str]:
+    """The built-in methods that can run with what was given, `none` first; of the heads' methods only `head`.
+
+    layers: the target's. Self-speculation needs some to leave out.
+    """
     missing = {"eagle", "medusa", "mtp"} | (set() if draft else {"draft"}) | (set() if head else {"head"})
+    missing |= {"swift", "early-exit"} if layers < 4 else set()
     return [name for name in BUILT_IN if name not in missing]
 
 

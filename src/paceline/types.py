@@ -162,7 +162,7 @@ class Draft:
     source: str = ""  # the method that drafted it, where several share a step
 
     def __post_init__(self) -> None:
-        if len(self.parents) != self.size:
+        if not self.parents:
             object.__setattr__(self, "parents", chain(self.size))
 
     @property

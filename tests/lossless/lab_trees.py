@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.cache.tree import Parents, depths
-from paceline.propose.base import Budget, Proposer
+from paceline.propose.base import Budget, Needs, Proposer
 from paceline.types import NO_DRAFT, Draft, Draw, View
 
 TREES: dict[str, Parents] = {
@@ -27,6 +27,7 @@ class RuleTree(Proposer):
     """
 
     name = "rule"
+    needs = Needs(trees=True)
 
     def __init__(self, parents: Parents, draw: Draw, vocab: int, seed: int = 0, *, skew: float = 1.5) -> None:
         self.parents, self.draw, self.vocab, self.skew = parents, draw, vocab, skew

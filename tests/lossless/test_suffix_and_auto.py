@@ -150,7 +150,7 @@ def test_a_heavy_method_that_fails_on_a_request_is_given_up_there_only() -> None
         (draft,) = auto.propose([text], [budget(64)])
         if draft.source == "draft":
             auto.observe(text, accepted(0, draft.size))
-            controller.observe([Outcome(0, "draft", draft, 0)], 0.05, 0.01 * draft.size)
+            controller.observe([Outcome(0, "draft", draft, 0, draft.depth)], 0.05, 0.01 * draft.size)
     assert auto.propose([text], [budget(64)])[0].source == "suffix"
     assert controller.record("draft").acceptance(1) > controller.record("draft").acceptance(0)
 

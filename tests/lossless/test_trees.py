@@ -131,7 +131,7 @@ def test_a_tree_beyond_its_budget_is_refused_in_one_line(target: LoadedModel) ->
             return [self.tree(view, replace(budgets[0], depth=9)) for view in views]
 
     machine = engine(target, Overreaching(TREES["uneven"], "point", VOCAB), k=2)
-    with pytest.raises(PacelineError, match="'rule' drafted 3 tokens deep where at most 2 were asked for"):
+    with pytest.raises(PacelineError, match="it is 3 tokens deep where at most 2 were asked for"):
         run(machine, [PROMPT], [SamplingParams(max_tokens=9)])
 
 

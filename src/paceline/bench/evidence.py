@@ -38,7 +38,8 @@ class Check:
 def run_checks(options: Options, prompts: list[str], tokens: int, seeds: int) -> Iterator[Check]:
     """Checks as they finish."""
     models = load_models(replace(options, method="auto"))
-    methods = [method for method in available_methods(options.draft, options.head) if method != "none"]
+    layers = models.target.config.num_layers
+    methods = [method for method in available_methods(options.draft, options.head, layers) if method != "none"]
     engines = {m: LLM(**_options(options, m), models=models) for m in ("none", *methods)}
     ids = [_encode(engines["none"], prompt) for prompt in prompts]
     for method in methods:

@@ -71,6 +71,11 @@ class BlockPool:
         """Blocks that can be handed out now: free ones and those kept only for reuse."""
         return self._free_count + len(self._reusable)
 
+    @property
+    def unused(self) -> int:
+        """Blocks that hold nothing."""
+        return self._free_count
+
     def blocks_for(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
 
@@ -192,10 +197,27 @@ class SequenceCache:
             self._moved()
 
     def spare(self, wanted: int) -> int:
-        """How many rows, at most `wanted`, can be appended after one more: more blocks are taken if there are any."""
+        """How many rows, at most `wanted`, can be appended after one more. Free blocks are taken if there are any, but
+        none that is kept for its prefix."""
+        size = self.pool.block_size
         missing = self.pool.blocks_for(self.length + 1 + wanted) - len(self.blocks)
-        self.reserve(min(missing, self.pool.available) * self.pool.block_size + len(self.blocks) * self.pool.block_size)
-        return min(wanted, len(self.blocks) * self.pool.block_size - self.length - 1)
+        self.reserve((len(self.blocks) + min(missing, self.pool.unused)) * size)
+        return min(wanted, len(self.blocks) * size - self.length - 1)
+
+    def give_back(self, length: int, room: int) -> None:
+        """Keep only the first `length` positions of a prefix hit and reserve own blocks for the rest of `room`.
+
+        Raises CacheFull.
+        """
+        self.truncate(length)
+        kept = self.pool.blocks_for(length)
+        for block in self.blocks[kept:]:
+            self.pool.release(block)
+        del self.blocks[kept:]
+        self._moved()
+        self.reserve(room)
+        if length % self.pool.block_size:
+            self._own(kept - 1)
 
     def append(self, count: int) -> None:
         """Make the `count` positions behind `length` writable: reserved, and in blocks no one else reads."""

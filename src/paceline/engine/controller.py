@@ -13,18 +13,20 @@ from paceline.types import Draft
 
 # Drafting has to promise this much more than plain decoding: estimates err, and a lost step is lost.
 WORTHWHILE = 1.05
-PROBE_EVERY = 32  # steps
+PROBE_EVERY = 32  # steps after which a method that does not pay is tried again
+ANCHOR_EVERY = 16  # see `Controller.observe`
 UNKNOWN_COST = 0.25  # of a target step: what a draft's level is taken to cost before it was timed
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one request drafted in a step, by which method, and how many of it were accepted."""
+    """What one request drafted in a step, by which method; `levels` deep before it was trimmed to `draft`."""
 
     request: int
     source: str
     draft: Draft
     accepted: int
+    levels: int
 
 
 @dataclass
@@ -40,6 +42,10 @@ class Tally:
         reached = sum(min(outcome.draft.depth, outcome.accepted + 1) for outcome in outcomes)
         self.tried = self.fading * self.tried + reached
 
+    def rest(self, fading: float) -> None:
+        """Nothing was tried: what was seen slowly loses its weight."""
+        self.accepted, self.tried = fading * self.accepted, fading * self.tried
+
     def rate(self, prior: float, weight: float) -> float:
         return (self.accepted + weight * prior) / (self.tried + weight)
 
@@ -48,9 +54,9 @@ class Tally:
 class Record:
     """What one method has shown: its cost, its rate, its acceptance over all requests and on those under way."""
 
-    draft_seconds: float | None = None  # per level of a draft
+    draft_seconds: float | None = None  # per level of a draft, for the whole batch
     tokens_per_second: float | None = None  # of one sequence in steps that drafted
-    idle: int = 0  # steps in which it was not worth asking
+    asked_at: int = 0  # the step in which it was last asked to draft
     everywhere: Tally = field(default_factory=lambda: Tally(0.99))
     requests: dict[int, Tally] = field(default_factory=dict)
 
@@ -59,21 +65,20 @@ class Record:
         elsewhere = self.everywhere.rate(prior=0.75, weight=4.0)
         return self.requests.get(request, NOTHING_TRIED).rate(prior=elsewhere, weight=4.0)
 
-    def learn(self, outcomes: Sequence[Outcome], target_seconds: float, draft_seconds: float) -> None:
-        levels = max(outcome.draft.depth for outcome in outcomes)
+    def learn_cost(self, seconds: float) -> None:
+        """Seconds of one level. A step can be held up but never hurried, so what is quicker counts more."""
+        old = self.draft_seconds
+        if old is None:
+            self.draft_seconds = seconds
+        else:
+            self.draft_seconds = 0.7 * old + 0.3 * seconds if seconds < old else 0.9 * old + 0.1 * min(seconds, 2 * old)
+
+    def learn(self, outcomes: Sequence[Outcome], seconds: float) -> None:
         emitted = sum(outcome.accepted + 1 for outcome in outcomes)
-        rate = emitted / len(outcomes) / (target_seconds + draft_seconds)
-        self.draft_seconds = _fade(self.draft_seconds, draft_seconds / levels)
-        self.tokens_per_second = _fade(self.tokens_per_second, rate)
+        self.tokens_per_second = _fade(self.tokens_per_second, emitted / len(outcomes) / seconds)
         self.everywhere.learn(outcomes)
         for outcome in outcomes:
             self.requests.setdefault(outcome.request, Tally(0.9)).learn([outcome])
-
-    def rest(self, request: int) -> None:
-        """The request drafted by another method: what this one showed on it slowly loses its weight."""
-        if request in self.requests:
-            tally = self.requests[request]
-            tally.accepted, tally.tried = 0.97 * tally.accepted, 0.97 * tally.tried
 
 
 NOTHING_TRIED = Tally(1.0)
@@ -91,6 +96,10 @@ class Controller:
     nodes: int = 64
     target: StepCost = field(default_factory=StepCost)
     records: dict[str, Record] = field(default_factory=dict)
+    sequences: int = 1  # that decode in the present step
+    steps: int = 0
+    emitted: float = 1.0  # tokens of a sequence in a step that drafted, fading average
+    since_plain: int = ANCHOR_EVERY  # steps since one without drafts: the first of all is one
 
     def record(self, source: str) -> Record:
         return self.records.setdefault(source, Record())
@@ -111,18 +120,28 @@ class Controller:
         """The most that is of use to ask of a method for one sequence; `trim` decides what of it is verified."""
         if self.fixed is not None:
             return Budget(self.fixed, self.nodes)
+        if self._plain_due():
+            return NOTHING
         cost = self.record(source).draft_seconds
         if cost is None or cost < self._row() / 10:
             return Budget(self.longest, self.nodes)  # drafts that cost next to nothing are cut by their own confidence
         length = self.expectation(source, request)[1]
-        return Budget(length, self.nodes) if length > 0 else self._probe(source)
+        return Budget(length, self.nodes) if length > 0 else self.probe(source)
+
+    def probe(self, source: str) -> Budget:
+        """A method that does not pay now drafts one token now and then, or it could never show that it would."""
+        record = self.record(source)
+        if self.steps - record.asked_at < PROBE_EVERY:
+            return NOTHING
+        record.asked_at = self.steps
+        return Budget(1, 1)
 
     def promise(self, draft: Draft) -> float:
-        """Expected tokens a second of a step that verifies the best part of this draft, or nothing of it."""
-        best, emitted = 1 / self.target.seconds(1), 1.0
+        """Expected tokens a second of a step in which every sequence verifies the best part of such a draft."""
+        best, emitted = self._goodput(1.0, 0, 0.0), 1.0
         for count, chance in enumerate(sorted(survivals(draft), reverse=True), start=1):
             emitted += chance
-            best = max(best, emitted / self.target.seconds(1 + count))
+            best = max(best, self._goodput(emitted, count, 0.0))
         return best
 
     def expectation(self, source: str, request: int) -> tuple[float, int]:
@@ -130,9 +149,8 @@ class Controller:
         record = self.record(source)
         cost = UNKNOWN_COST * self.target.seconds(1) if record.draft_seconds is None else record.draft_seconds
         rates = [record.acceptance(request)] * (self.fixed or self.longest)
-        length = best_length(rates, self.target, 1, cost) if self.fixed is None else self.fixed
-        emitted = 1 + sum(accumulate(rates[:length], mul))
-        return emitted / (self.target.seconds(1 + length) + length * cost), length
+        length = best_length(rates, self.target, self.sequences, cost) if self.fixed is None else self.fixed
+        return self._goodput(1 + sum(accumulate(rates[:length], mul)), length, length * cost), length
 
     def forget(self, request: int) -> None:
         """The request has ended."""
@@ -141,7 +159,7 @@ class Controller:
 
     def trim(self, drafts: Sequence[Draft]) -> list[Draft]:
         """What is worth verifying of the whole step: nodes in decreasing order of their chance of being emitted, while
-        expected tokens a second grow. Drawn tokens are never cut, see `algorithms.md`."""
+        expected tokens a second grow. Tokens that were drawn at random are never cut: that would bias the answer."""
         if self.fixed is not None:
             return list(drafts)
         cut = [b for b, draft in enumerate(drafts) if draft.confidence is not None and draft.draw == "point"]
@@ -162,28 +180,54 @@ class Controller:
         return [draft.keep(sorted(kept[b])) if b in kept else draft for b, draft in enumerate(drafts)]
 
     def observe(self, outcomes: Sequence[Outcome], target_seconds: float, draft_seconds: float) -> None:
-        """Learn from one decoding step: what each sequence drafted and accepted, and the step's times."""
-        self.target.learn(len(outcomes) + sum(outcome.draft.size for outcome in outcomes), target_seconds)
-        by_source: dict[str, list[Outcome]] = {}
-        for outcome in outcomes:
-            if outcome.draft.size:
-                by_source.setdefault(outcome.source, []).append(outcome)
-        # Where methods share a step, the time is that of the dearest; the others cost next to nothing.
-        dearest = max(by_source, key=lambda source: self.record(source).draft_seconds or 0.0, default=None)
-        for source, group in by_source.items():
-            self.record(source).learn(group, target_seconds, draft_seconds if source == dearest else 0.0)
-            for other, record in self.records.items():
-                for outcome in group if other != source else ():
-                    record.rest(outcome.request)
+        """Learn from one decoding step: what each sequence drafted and accepted, and the step's times.
 
-    def _probe(self, source: str) -> Budget:
-        """A method that does not pay now drafts one token now and then, or it could never show that it would."""
-        record = self.record(source)
-        record.idle += 1
-        return Budget(1, 1) if record.idle % PROBE_EVERY == 0 else NOTHING
+        What a plain step takes is only known from plain steps, so one is taken now and then: seldom where drafts bring
+        many tokens, where no error about it could matter, and more often where speculation hardly pays.
+        """
+        self.steps += 1
+        self.target.learn(len(outcomes) + sum(outcome.draft.size for outcome in outcomes), target_seconds)
+        drafted = [outcome for outcome in outcomes if outcome.draft.size]
+        self.since_plain = self.since_plain + 1 if drafted else 0
+        if drafted:
+            self.emitted = _fade(self.emitted, 1 + sum(outcome.accepted for outcome in drafted) / len(drafted))
+        self._learn_cost([outcome for outcome in outcomes if outcome.levels], draft_seconds)
+        for source in dict.fromkeys(outcome.source for outcome in drafted):
+            own = [outcome for outcome in drafted if outcome.source == source]
+            self.record(source).learn(own, target_seconds + draft_seconds)
+        self._rest(outcomes)
+
+    def _learn_cost(self, asked: Sequence[Outcome], draft_seconds: float) -> None:
+        """Where methods share a step, the time is that of the dearest; the others cost next to nothing."""
+        sources = dict.fromkeys(outcome.source for outcome in asked)
+        for source in sources:
+            self.record(source).asked_at = self.steps
+        if sources:
+            dearest = max(sources, key=lambda source: self.record(source).draft_seconds or 0.0)
+            levels = max(outcome.levels for outcome in asked if outcome.source == dearest)
+            if len(sources) == 1 or self.record(dearest).draft_seconds is not None:
+                self.record(dearest).learn_cost(draft_seconds / levels)
+
+    def _rest(self, outcomes: Sequence[Outcome]) -> None:
+        """Methods that were not in use are judged less and less by what they showed when they were."""
+        for source, record in self.records.items():
+            used = {outcome.request for outcome in outcomes if outcome.draft.size and outcome.source == source}
+            if not used:
+                record.everywhere.rest(0.998)
+            for outcome in outcomes:
+                if outcome.request in record.requests and outcome.request not in used:
+                    record.requests[outcome.request].rest(0.97)
+
+    def _plain_due(self) -> bool:
+        return self.since_plain >= ANCHOR_EVERY * self.emitted**2
+
+    def _goodput(self, emitted: float, length: int, draft_seconds: float) -> float:
+        """Tokens a second of one sequence when all draft `length` tokens and `emitted` come out, the next included."""
+        return emitted / (self.target.seconds(self.sequences * (1 + length)) + draft_seconds)
 
     def _row(self) -> float:
-        return self.target.seconds(2) - self.target.seconds(1)
+        """Seconds that one more row of every sequence costs."""
+        return self.target.seconds(2 * self.sequences) - self.target.seconds(self.sequences)
 
 
 def survivals(draft: Draft) -> list[float]:
@@ -198,14 +242,14 @@ def _fade(old: float | None, new: float) -> float:
     return new if old is None else 0.9 * old + 0.1 * new
 
 
-def best_length(rates: Sequence[float], target: StepCost, rows: int, draft_seconds: float) -> int:
-    """Draft length n that maximises (1 + s_1 + .. + s_n) / (T(rows + n) + n * draft_seconds), s_j the survival."""
-    best, best_rate = 0, WORTHWHILE / target.seconds(rows)
+def best_length(rates: Sequence[float], target: StepCost, sequences: int, draft_seconds: float) -> int:
+    """Length n that maximises (1 + s_1 + .. + s_n) / (T(B + B n) + n * draft_seconds): B sequences, survival s_j."""
+    best, best_rate = 0, WORTHWHILE / target.seconds(sequences)
     emitted, survival = 1.0, 1.0
     for n, rate in enumerate(rates, start=1):
         survival *= rate
         emitted += survival
-        goodput = emitted / (target.seconds(rows + n) + n * draft_seconds)
+        goodput = emitted / (target.seconds(sequences * (1 + n)) + n * draft_seconds)
         if goodput > best_rate:
             best, best_rate = n, goodput
     return best

@@ -90,6 +90,8 @@ class Engine:
     @torch.inference_mode()
     def step(self) -> list[Sequence]:
         """One step for whoever is scheduled; returns the sequences that finished with it."""
+        for sequence in [s for s in self.scheduler.running if s.finish_reason is not None]:
+            self._finish(sequence)  # it ended in a step that failed later on
         work = self.scheduler.schedule()
         if not work:
             return []

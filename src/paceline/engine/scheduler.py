@@ -56,24 +56,38 @@ class Scheduler:
         """Take a sequence out, wherever it is, and give its blocks back."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
-        if sequence in self.running:
-            self.running.remove(sequence)
-            self.proposer.close(sequence)
-        if sequence.cache is not None:
-            sequence.cache.free()
+        try:
+            if sequence in self.running:
+                self.running.remove(sequence)
+                self.proposer.close(sequence)
+        finally:
+            if sequence.cache is not None:
+                sequence.cache.free()
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.max_batch:
             sequence = self.waiting[0]
             try:
-                sequence.cache = self.pool.open(sequence.tokens, sequence.room)
+                self._open(sequence)
             except CacheFull:
                 return  # `Engine.add` refuses what could never fit, so running requests will make room
             self.waiting.popleft()
             sequence.admitted_at = time.perf_counter()
-            sequence.cache.truncate(self.proposer.open(sequence))
             sequence.stats.cached_tokens = sequence.committed
             self.running.append(sequence)
+
+    def _open(self, sequence: Sequence) -> None:
+        """Blocks for the request and its place in the proposer, or CacheFull and neither."""
+        sequence.cache = self.pool.open(sequence.tokens, sequence.room)
+        usable = self.proposer.open(sequence)
+        if usable == sequence.cache.length:
+            return
+        try:
+            sequence.cache.give_back(usable, sequence.room)
+        except CacheFull:
+            self.proposer.close(sequence)
+            sequence.cache.free()
+            raise
 
     def _chunk(self, sequence: Sequence) -> Work:
         begin, end = sequence.committed, len(sequence.tokens)

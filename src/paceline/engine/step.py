@@ -46,7 +46,8 @@ class Stepper:
     def step(self, work: Seq[Work]) -> list[Sequence]:
         """Advance every sequence of `work`; returns those that finished. They keep their cache until released."""
         started = time.perf_counter()
-        drafts = self.propose(work)
+        offered = self.propose(work)
+        drafts = self.controller.trim(offered)
         drafted = time.perf_counter()
         logits, taps, candidates = self.forward(work, drafts)
         scores = transform(logits, [c.span for c in candidates])
@@ -54,15 +55,17 @@ class Stepper:
         verified = time.perf_counter()
         finished = self.commit(work, candidates, walked, logits, taps)
         self.account(work, candidates, walked, started, drafted, verified)
+        self.learn(work, offered, candidates, walked, verified - drafted, drafted - started)
         return finished
 
     def propose(self, work: Seq[Work]) -> list[Draft]:
         """Drafts for the sequences that decode; those still in their prompt get a budget of 0."""
+        self.controller.sequences = max(1, sum(item.samples for item in work))
         budgets = [self._budget(item) for item in work]
         drafts = self.proposer.propose([item.sequence for item in work], budgets)
         for draft, budget in zip(drafts, budgets, strict=True):
-            check_draft(self.proposer.name, draft, budget)
-        return [draft.on(self.target.device) for draft in self.controller.trim(drafts)]
+            check_draft(self.proposer.name, draft, budget, self.vocab_size)
+        return [draft.on(self.target.device) for draft in drafts]
 
     def forward(self, work: Seq[Work], drafts: Seq[Draft]) -> tuple[Tensor, dict[int, Tensor], list[Candidate]]:
         """One target forward of every pending token and draft: logits [R, V] of the rows that are sampled, the taps
@@ -127,7 +130,7 @@ class Stepper:
         self, work: Seq[Work], candidates: Seq[Candidate], walked: Seq[Walked],
         started: float, drafted: float, verified: float,
     ) -> None:  # fmt: skip
-        """Times to the requests and to the controller (which learns from decoding steps alone)."""
+        """Times and traces to the requests."""
         ended = time.perf_counter()
         sampling = {id(c.sequence) for c in candidates}
         for item in work:
@@ -146,12 +149,19 @@ class Stepper:
         for candidate, (path, tokens) in zip(candidates, walked, strict=True):
             if candidate.sequence.trace is not None:
                 record_step(candidate, path, tokens, self.proposer.name, drafted - started, verified - drafted)
-        if all(item.samples and item.count == 1 for item in work):
-            outcomes = [
-                Outcome(c.sequence.id, c.draft.source or self.proposer.name, c.draft, len(path))
-                for c, (path, _) in zip(candidates, walked, strict=True)
-            ]
-            self.controller.observe(outcomes, verified - drafted, drafted - started)
+
+    def learn(
+        self, work: Seq[Work], offered: Seq[Draft], candidates: Seq[Candidate], walked: Seq[Walked],
+        target_seconds: float, draft_seconds: float,
+    ) -> None:  # fmt: skip
+        """Tell the controller what drafts cost and what became of them; it learns from decoding steps alone."""
+        if not all(item.samples and item.count == 1 for item in work):
+            return
+        outcomes = [
+            Outcome(c.sequence.id, offer.source or self.proposer.name, c.draft, len(path), offer.depth)
+            for offer, c, (path, _) in zip(offered, candidates, walked, strict=True)
+        ]
+        self.controller.observe(outcomes, target_seconds, draft_seconds)
 
     def _budget(self, item: Work) -> Budget:
         """Tokens still wanted beyond the one that every step yields."""
@@ -161,6 +171,10 @@ class Stepper:
             return NOTHING
         budget = self.controller.budget(self.proposer.name, sequence.id)
         depth = min(budget.depth, left)
+        if depth == 0:
+            return NOTHING
+        if not self.proposer.needs.trees:
+            return Budget(depth, depth)
         # Reserved is what a chain can come to; a wide tree near the end of its room may need more, if there is any.
         assert sequence.cache is not None
         return Budget(depth, sequence.cache.spare(max(depth, budget.nodes)))
@@ -208,6 +222,7 @@ def record_logprobs(candidate: Candidate, path: Seq[int], kept: Seq[int], logits
     wanted = candidate.sequence.params.logprobs
     if wanted is None:
         return
+    wanted = min(wanted, logits.shape[1])
     index = [candidate.start, *(candidate.start + 1 + node for node in path)][: len(kept)]
     rows = logits[send(torch.tensor(index), logits.device)].log_softmax(dim=1)
     own = rows.gather(1, send(torch.tensor(kept), rows.device)[:, None])

@@ -60,8 +60,8 @@ class AutoProposer(Proposer):
             asked = [self._heavy_budget(*each) for each in zip(views, budgets, worth, strict=True)]
             drafted = self.heavy.propose(views, asked)
             drafts = [
-                replace(heavy, source=self.heavy.name) if budget.depth else light
-                for budget, heavy, light in zip(asked, drafted, drafts, strict=True)
+                replace(heavy, source=self.heavy.name) if heavy.size else light
+                for heavy, light in zip(drafted, drafts, strict=True)
             ]
         for view, draft in zip(views, drafts, strict=True):
             choice = self._choices[view.id]
@@ -85,7 +85,7 @@ class AutoProposer(Proposer):
             return NOTHING
         rate, depth = self.controller.expectation(self.heavy.name, view.id)
         if depth == 0 or self._favoured(view, self.heavy, rate) <= light_rate:
-            return NOTHING
+            return self.controller.probe(self.heavy.name)
         return Budget(min(budget.depth, depth), budget.nodes)
 
     def _favoured(self, view: View, proposer: Proposer, rate: float) -> float:

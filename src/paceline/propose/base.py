@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, get_args
+
+import torch
 
 from paceline.errors import PacelineError
-from paceline.types import Committed, Draft, View
+from paceline.types import Committed, Draft, Draw, View
 
 
 @dataclass(frozen=True)
@@ -16,10 +18,12 @@ class Needs:
 
     taps: layers whose input hidden states `observe` gets (`num_layers`: the last one's output, -1: that output after
     the final norm). runs_target_layers: it computes with the target's own layers over `view.cache`, in scratch rows.
+    trees: its drafts may have more nodes than they are deep, for which room has to be found.
     """
 
     taps: tuple[int, ...] = ()
     runs_target_layers: bool = False
+    trees: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,19 +65,35 @@ class Proposer(Protocol):
         return None
 
 
-def check_draft(name: str, draft: Draft, budget: Budget) -> None:
+def check_draft(name: str, draft: Draft, budget: Budget, vocab_size: int) -> None:
     """A proposer may come from anywhere; what it must not do is said before anything is computed.
 
     Raises PacelineError.
     """
-    if draft.depth > budget.depth:
-        raise PacelineError(
-            f"proposer '{name}' drafted {draft.depth} tokens deep where at most {budget.depth} were asked for "
-            "(the context has no more room, or the draft length is set); a draft must stay within its budget"
+    tokens, parents, size = draft.tokens, draft.parents, draft.size
+    misfit: str | None = None
+    if tokens.dim() != 1 or tokens.dtype is not torch.int64:
+        misfit = f"tokens must be int64 of one dimension, not {tokens.dtype} of {tokens.dim()}"
+    elif len(parents) != size or any(not -1 <= parent < node for node, parent in enumerate(parents)):
+        misfit = "every node needs one parent, -1 or a node before it"
+    elif draft.depth > budget.depth:
+        misfit = (
+            f"it is {draft.depth} tokens deep where at most {budget.depth} were asked for "
+            "(the context has no more room, or the draft length is set)"
         )
-    if draft.size > budget.nodes:
-        raise PacelineError(f"proposer '{name}' drafted {draft.size} nodes where at most {budget.nodes} were asked for")
-    if any(not -1 <= parent < node for node, parent in enumerate(draft.parents)):
-        raise PacelineError(f"proposer '{name}' gave a tree in which a parent does not stand before its children")
-    if draft.size and draft.draw != "point" and draft.q is None:
-        raise PacelineError(f"proposer '{name}' drew its tokens ({draft.draw}) but gave no q to judge them by")
+    elif size > budget.nodes:
+        misfit = f"it has {size} nodes where at most {budget.nodes} were asked for"
+    elif draft.draw not in get_args(Draw):
+        misfit = f"draw must be one of {', '.join(get_args(Draw))}, not '{draft.draw}'"
+    elif size and draft.draw != "point" and not _judgeable(draft):
+        misfit = f"tokens that were drawn ({draft.draw}) need q, a row for every node with children"
+    elif draft.confidence is not None and len(draft.confidence) != size:
+        misfit = f"there are {len(draft.confidence)} confidences for {size} nodes"
+    elif size and tokens.device.type == "cpu" and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+        misfit = f"token ids must lie in 0..{vocab_size - 1}"
+    if misfit is not None:
+        raise PacelineError(f"proposer '{name}' gave a draft that cannot be verified: {misfit}")
+
+
+def _judgeable(draft: Draft) -> bool:
+    return draft.q is not None and draft.q.dim() == 2 and draft.q.shape[0] > max(draft.parents) + 1

@@ -13,7 +13,7 @@ from paceline.cache.pool import BlockPool, CacheFull, SequenceCache
 from paceline.device import send
 from paceline.model.attention import Span
 from paceline.model.decoder import Batch
-from paceline.propose.base import Budget, Proposer
+from paceline.propose.base import Budget, Needs, Proposer
 from paceline.propose.rollout import CHAIN, Growth, Level, Rollout, Shape
 from paceline.types import NO_DRAFT, Committed, Draft, View
 from paceline.weights.load import LoadedModel
@@ -43,6 +43,7 @@ class DraftModelProposer(Proposer):
         stop_below: Callable[[], float], shape: Shape = CHAIN, prefill_chunk: int = 256,
     ) -> None:  # fmt: skip
         self.decoder, self.pool, self.shape = model.decoder, pool, shape
+        self.needs = Needs(trees=shape.width > 1)
         looks = self.decoder.device.type == "cpu"
         self.rollout = Rollout(
             vocab_size=vocab_size, width=width, stop_below=stop_below, looks=looks, ids=self.decoder.head_ids

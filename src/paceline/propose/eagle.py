@@ -70,7 +70,7 @@ class EagleProposer(Proposer):
         self, head: FeatureHead, target: Decoder, pool: BlockPool, *, vocab_size: int, stop_below: Callable[[], float],
         shape: Shape = CHAIN, name: str = "eagle",
     ) -> None:  # fmt: skip
-        self.name, self.needs = name, Needs(taps=head.taps)
+        self.name, self.needs = name, Needs(taps=head.taps, trees=shape.width > 1)
         self.head, self.target, self.pool, self.shape = head, target, pool, shape
         self.rollout = Rollout(
             vocab_size=vocab_size,

@@ -23,7 +23,6 @@ class EarlyExitProposer(Proposer):
     """
 
     name = "early-exit"
-    needs = Needs(runs_target_layers=True)
 
     def __init__(
         self, decoder: Decoder, layers: int, exit_norm: Tensor | None = None, *, vocab_size: int, width: int,
@@ -33,6 +32,7 @@ class EarlyExitProposer(Proposer):
         if not 1 <= layers < count:
             raise PacelineError(f"an early exit of a target of {count} layers is after 1 to {count - 1}, not {layers}")
         self.part = Part(range(layers), norm=None if exit_norm is None else norm_like(decoder, exit_norm))
+        self.needs = Needs(runs_target_layers=True, trees=shape.width > 1)
         self.drafter = SelfDraft(decoder, vocab_size=vocab_size, width=width, stop_below=stop_below, shape=shape)
 
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:

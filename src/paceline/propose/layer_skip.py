@@ -35,7 +35,6 @@ class LayerSkipProposer(Proposer):
     """
 
     name = "swift"
-    needs = Needs(runs_target_layers=True)
 
     def __init__(
         self, decoder: Decoder, *, vocab_size: int, width: int, stop_below: Callable[[], float],
@@ -53,6 +52,7 @@ class LayerSkipProposer(Proposer):
                 f"the target has {decoder.config.num_layers} layers, and the search never skips the first or the last; "
                 "give the set to skip, or choose another method"
             )
+        self.needs = Needs(runs_target_layers=True, trees=shape.width > 1)
         self.drafter = SelfDraft(decoder, vocab_size=vocab_size, width=width, stop_below=stop_below, shape=shape)
         self.search: SetSearch | None = None
         if skip is None:

@@ -52,7 +52,7 @@ class MedusaProposer(Proposer):
     """
 
     name = "medusa"
-    needs = Needs(taps=(NORMED,))
+    needs = Needs(taps=(NORMED,), trees=True)
 
     def __init__(
         self, head: MedusaHead, *, vocab_size: int, width: int, target_output: Linear | None = None,

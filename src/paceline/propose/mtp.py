@@ -81,7 +81,7 @@ class MtpProposer(Proposer):
         shape: Shape = CHAIN,
     ) -> None:  # fmt: skip
         self.head, self.target, self.pool = head, target, pool
-        self.needs = Needs(taps=head.taps)
+        self.needs = Needs(taps=head.taps, trees=shape.width > 1)
         self.shape = replace(shape, depth=min(shape.depth, len(head.depths)))
         looks = target.device.type == "cpu"
         self.rollout = Rollout(

@@ -57,6 +57,11 @@ class Growth:
     q: dict[int, Tensor] = field(default_factory=dict)  # by parent
     fed: list[int] = field(default_factory=list)  # nodes that were forwarded, in the order of their scratch slots
 
+    def __post_init__(self) -> None:
+        # All children of a sampled node are verified or none: without room for the first ones, a chain.
+        if self.shape.sampled and self.shape.width > min(self.shape.nodes, self.budget.nodes):
+            self.shape = CHAIN
+
     @property
     def draws(self) -> bool:
         """Tokens are random and must be judged by the distribution they came from."""
@@ -94,6 +99,7 @@ class Growth:
         self.tokens.append(token)
         self.parents.append(parent)
         if confidence is not None:
+            confidence = 0.0 if confidence != confidence else confidence  # NaN: no token was allowed
             chance = self.chance(parent)  # before this node's own is there
             self.confidence.append(confidence)
             self.survival.append(chance * confidence)

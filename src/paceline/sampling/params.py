@@ -69,6 +69,8 @@ class SamplingParams:
             ("logprobs", self.logprobs, self.logprobs is None or 0 <= self.logprobs <= 100, "between 0 and 100"),
             ("seed", self.seed, self.seed is None or 0 <= self.seed < 2**63, "between 0 and 2^63 - 1"),
             ("stop", list(self.stop), all(self.stop), "made of non-empty strings"),
+            ("tenant", self.tenant, isinstance(self.tenant, str), "a string"),
+            ("prediction", self.prediction, _is_text_or_ids(self.prediction), "a text or a list of token ids"),
             ("verify", self.verify, self.verify in get_args(Verify), "auto, rejection, coupled or typical"),
             ("logit_bias", dict(self.logit_bias), _no_nan(self.logit_bias), "finite (or -inf) for ids of 0 or more"),
         ]
@@ -99,6 +101,12 @@ class SamplingParams:
     @property
     def adjusts_logits(self) -> bool:
         return self.penalised or bool(self.logit_bias) or bool(self.processors)
+
+
+def _is_text_or_ids(value: object) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, Sequence) and all(isinstance(token, int) and not isinstance(token, bool) for token in value)
+    )
 
 
 def _no_nan(bias: Mapping[int, float]) -> bool:

@@ -59,7 +59,8 @@ def drawn_chances(p: Tensor, trees: Trees, q: Tensor, replacement: bool) -> Tens
                 elders = trees.tokens[batch, trees.children[batch, column, elder]]
                 r, law = refuse(r, law, elders, replacement)
             left, drawn = r.gather(1, tokens)[:, 0], law.gather(1, tokens)[:, 0]
-        chances[batch, node] = left / drawn
+        # A law that gives its own token no chance is not the one it was drawn from: then nothing is accepted.
+        chances[batch, node] = torch.where(drawn > 0, left / drawn, 0.0)
     return chances
 
 
