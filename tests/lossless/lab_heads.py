@@ -15,7 +15,8 @@ from torch import Tensor
 from views import Text
 
 from paceline.cache.pool import BlockPool
-from paceline.engine.engine import Engine
+from paceline.engine.controller import Controller
+from paceline.engine.engine import Engine, EngineConfig
 from paceline.heads.config import HeadFolder
 from paceline.heads.eagle import Eagle1Head, EagleHead
 from paceline.heads.eagle3 import Eagle3Head
@@ -338,6 +339,11 @@ def assert_drafts_from_scratch(
     for view, budget, draft in watched.drafts:
         want = expected_draft(target, head, view, budget, shape, first)
         assert nodes_of(draft) == pytest.approx(want, abs=1e-4), f"behind {len(view.tokens)} tokens"
+
+
+def small_engine(target: LoadedModel, proposer: Proposer, *, blocks: int, k: int) -> Engine:
+    """The target's cache holds `blocks` blocks of four positions."""
+    return Engine(target, proposer, pool_for(target, blocks), Controller(fixed=k), EngineConfig(max_batch=16))
 
 
 def drafted(machine: Engine, prompt: Sequence[int], params: SamplingParams) -> tuple[Request, list[Draft]]:

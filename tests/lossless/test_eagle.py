@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from lab import CONFIG, engine, exact_law, model, output, p_value, run, sample_outputs
+from lab import CONFIG, engine, exact_law, letters, model, output, p_value, run, sample_outputs
 from lab_heads import (
     EAGLE,
     TINY,
@@ -21,6 +21,7 @@ from lab_heads import (
     head,
     head_proposer,
     nodes_of,
+    small_engine,
     successor_model,
 )
 from torch import Tensor
@@ -92,7 +93,7 @@ def test_greedy_and_coupled_answers_are_those_of_plain_decoding(
         proposer = eagle(wide_target, kind=kind, shape=SHAPES[shape])
         requests = run(engine(wide_target, proposer, k=k, max_batch=max_batch, chunk=8), PROMPTS, KINDS)
         assert [output(r) for r in requests] == alone
-        assert sum(r.stats.drafted for r in requests) > 0
+        assert k is None or sum(r.stats.drafted for r in requests) > 0
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
@@ -139,9 +140,18 @@ def test_the_joint_law_of_trees_is_the_targets(kind: str, sampled: bool, target:
     assert p_value(sample_outputs(machine, SAMPLED, DRAWS), exact_law(target, SAMPLED, 3)) > SIGNIFICANT
 
 
+def test_output_rows_that_are_no_tokens_are_never_drafted(wide_target: LoadedModel) -> None:
+    """The target's output is padded beyond its tokenizer, and the head's vocabulary with it."""
+    padded = replace(wide_target, tokenizer=letters(30))
+    for params in (GREEDY, SamplingParams(temperature=1.0, seed=1)):
+        (request,) = run(engine(padded, eagle(padded, kind="eagle-3")), [[1, 2, 3]], [params])
+        assert output(request) == plain(padded, [1, 2, 3], params)
+        assert max(request.tokens) < 30
+
+
 def test_drafts_that_stop_at_weak_tokens_are_exact(target: LoadedModel) -> None:
     proposer = head_proposer(target, eagle1_head(target), stop_below=0.3)
-    outcomes = sample_outputs(engine(target, proposer, k=None, max_batch=64), SAMPLED, DRAWS)
+    outcomes = sample_outputs(engine(target, proposer, k=4, max_batch=64), SAMPLED, DRAWS)
     assert p_value(outcomes, exact_law(target, SAMPLED, 3)) > SIGNIFICANT
 
 
@@ -366,6 +376,19 @@ def test_shared_blocks_that_cannot_be_copied_cost_only_the_drafts(wide_target: L
         assert proposer.pool.available == proposer.pool.blocks
         outcomes.add(second.stats.drafted > 0)
     assert outcomes == {False, True}
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_drawn_tree_without_room_in_the_targets_cache_is_a_chain_no_deeper(
+    depth: int, wide_target: LoadedModel
+) -> None:
+    """All children of a node are verified or none: where eight do not fit, one is drawn."""
+    watched = Watched(eagle(wide_target, shape=Shape(8, depth, 24, sampled=True)))
+    params = SamplingParams(max_tokens=8, temperature=1.0, verify="rejection", seed=1)
+    (request,) = run(small_engine(wide_target, watched, blocks=7, k=6), [LONG[:20]], [params])
+    assert len(output(request)) == 8
+    assert all(draft.draw == "iid" and draft.depth <= depth for _, _, draft in watched.drafts)
+    assert request.stats.drafted > 0
 
 
 def test_a_wide_tree_at_the_end_of_its_room_writes_to_no_other_sequence(wide_target: LoadedModel) -> None:

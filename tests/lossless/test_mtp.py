@@ -21,6 +21,7 @@ from lab_heads import (
     mtp_head,
     nodes_of,
     pool_of,
+    small_engine,
     successor_model,
 )
 from torch import Tensor
@@ -93,7 +94,7 @@ def test_greedy_and_coupled_answers_are_those_of_plain_decoding(
         )
         requests = run(machine, PROMPTS, KINDS)
         assert [output(r) for r in requests] == alone
-        assert sum(r.stats.drafted for r in requests) > 0
+        assert k is None or sum(r.stats.drafted for r in requests) > 0
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
@@ -242,6 +243,16 @@ def test_a_tree_that_does_not_fit_is_not_drafted(wide_target: LoadedModel) -> No
     (request,) = run(engine(wide_target, proposer, k=3), [LONG], [GREEDY])
     assert output(request) == plain(wide_target, LONG, GREEDY)
     assert 0 < request.stats.drafted_at[0] < request.stats.target_forwards - 1
+
+
+def test_a_drawn_tree_without_room_in_the_targets_cache_is_a_chain_no_deeper(wide_target: LoadedModel) -> None:
+    """All children of a node are verified or none: where eight do not fit, one is drawn, at most once a depth."""
+    watched = Watched(mtp(wide_target, kind="mtp 2", shape=Shape(8, 2, 24, sampled=True)))
+    params = SamplingParams(max_tokens=8, temperature=1.0, verify="rejection", seed=1)
+    (request,) = run(small_engine(wide_target, watched, blocks=7, k=6), [LONG[:20]], [params])
+    assert len(output(request)) == 8
+    assert all(draft.draw == "iid" and draft.depth <= 2 for _, _, draft in watched.drafts)
+    assert request.stats.drafted > 0
 
 
 def test_a_wide_tree_at_the_end_of_its_room_writes_to_no_other_sequence(wide_target: LoadedModel) -> None:

@@ -144,7 +144,7 @@ class EagleProposer(Proposer):
             state.cache.append((levels - 1) * self.shape.width)
         except CacheFull:
             return None
-        return Growth(view, budget, self.shape)
+        return Growth(view, Budget(levels, budget.nodes), self.shape)
 
     def _feed_committed(self, states: Iterable[State]) -> None:
         """One forward for all rows that the target has just computed, each with the token that follows it."""

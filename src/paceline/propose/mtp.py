@@ -137,7 +137,7 @@ class MtpProposer(Proposer):
                 cache.append(self.shape.width * depth)
         except CacheFull:
             return None
-        return Growth(view, budget, self.shape)
+        return Growth(view, Budget(levels, budget.nodes), self.shape)
 
     def _feed_committed(self, depth: int, views: Sequence[View]) -> None:
         """Rows of one depth that have become final, for all sequences; what they give waits for the next depth."""

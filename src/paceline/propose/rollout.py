@@ -6,7 +6,7 @@ A method brings one forward a level; what is drawn from its logits, the tree's s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -60,7 +60,7 @@ class Growth:
     def __post_init__(self) -> None:
         # All children of a sampled node are verified or none: without room for the first ones, a chain.
         if self.shape.sampled and self.shape.width > min(self.shape.nodes, self.budget.nodes):
-            self.shape = CHAIN
+            self.shape = replace(self.shape, width=1)
 
     @property
     def draws(self) -> bool:
@@ -160,6 +160,8 @@ class Rollout:
         self, *, vocab_size: int, width: int, stop_below: Callable[[], float], looks: bool, ids: Tensor | None = None
     ) -> None:
         self.vocab_size, self.width, self.ids = vocab_size, width, ids
+        padding = None if ids is None else ids >= vocab_size  # output rows that are no tokens
+        self.padding = padding if padding is not None and bool(padding.any()) else None
         self.stop_below, self.looks = stop_below, looks
 
     def run(self, growths: Sequence[Growth], logits: Tensor, step: Callable[[Level], Tensor]) -> list[Draft]:
@@ -187,7 +189,7 @@ class Rollout:
         plain = all(p.plain_argmax for p in params)
         if self.ids is not None:
             if plain:
-                return logits
+                return logits if self.padding is None else logits.masked_fill(self.padding, NEVER)
             logits = logits.new_full((logits.shape[0], self.width), NEVER).index_copy_(1, self.ids, logits)
         if logits.shape[1] < self.width:
             logits = F.pad(logits, (0, self.width - logits.shape[1]), value=NEVER)
