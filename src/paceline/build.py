@@ -131,7 +131,8 @@ def build_engine(options: Options, models: Models) -> Engine:
     """A fresh engine, with its own cache, over weights that are already loaded."""
     target = models.target
     pool = make_pool(target.config, target.backend, target.key, options.pool_share)
-    controller = Controller(fixed=options.k, nodes=max(options.shape.nodes, 64))
+    looks = target.backend.device.type == "cpu"
+    controller = Controller(fixed=options.k, nodes=max(options.shape.nodes, 64), looks=looks)
     parts = Parts(options, target, models.draft, models.head, pool, controller)
     return Engine(target, build_proposer(options.chosen_method, parts), pool, controller, options.engine)
 

@@ -187,5 +187,5 @@ def test_a_draft_goes_on_while_a_token_earns_its_time() -> None:
     for _ in range(60):
         learn(controller, 4, 4, 0.1, 0.04)  # five tokens in 0.14 s; a token costs 0.01 s and a row
     row = controller.target.seconds(2) - controller.target.seconds(1)
-    assert controller.break_even("draft") == pytest.approx(5 / 0.14 * (0.01 + row), rel=0.02)
+    assert controller.break_even("draft") == pytest.approx(5 / 0.14 * (0.01 + row), rel=0.05)  # nearly all accepted
     assert Controller(fixed=3).break_even("draft") == 0

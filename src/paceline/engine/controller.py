@@ -89,11 +89,13 @@ class Controller:
     """Budgets and trims drafts by expected tokens per second (goodput), from measured cost and acceptance.
 
     `fixed` is the user's own draft length: then nothing is adapted. `longest` bounds every branch, `nodes` every tree.
+    `looks`: methods read their confidences as they draft and stop by `break_even` themselves.
     """
 
     fixed: int | None = None
     longest: int = 64
     nodes: int = 64
+    looks: bool = False
     target: StepCost = field(default_factory=StepCost)
     records: dict[str, Record] = field(default_factory=dict)
     sequences: int = 1  # that decode in the present step
@@ -105,16 +107,18 @@ class Controller:
         return self.records.setdefault(source, Record())
 
     def break_even(self, source: str) -> float:
-        """Least chance of being emitted at which one more token of a draft pays for its time.
+        """Least chance of being emitted at which a token's successor pays for its time.
 
-        A token costs its own draft step and a row of verification; it must earn at least the present rate.
+        The successor costs a draft step and a row of verification, must earn at least the present rate, and is less
+        likely than the token by the method's acceptance.
         """
         if self.fixed is not None:
             return 0.0
         record = self.record(source)
         if record.draft_seconds is None or record.tokens_per_second is None:
             return 0.4
-        return min(0.95, record.tokens_per_second * (record.draft_seconds + self._row()))
+        worth = record.tokens_per_second * (record.draft_seconds + self._row())
+        return min(0.95, worth / record.everywhere.rate(prior=0.75, weight=4.0))
 
     def budget(self, source: str, request: int) -> Budget:
         """The most that is of use to ask of a method for one sequence; `trim` decides what of it is verified."""
@@ -126,7 +130,14 @@ class Controller:
         if cost is None or cost < self._row() / 10:
             return Budget(self.longest, self.nodes)  # drafts that cost next to nothing are cut by their own confidence
         length = self.expectation(source, request)[1]
-        return Budget(length, self.nodes) if length > 0 else self.probe(source)
+        return self.allowance(length) if length > 0 else self.probe(source)
+
+    def allowance(self, length: int) -> Budget:
+        """What to allow where `length` is best on average: a method that sees its own chances may go on while all is
+        well, and stops sooner where it is not."""
+        if self.fixed is not None or not self.looks:
+            return Budget(length, self.nodes)
+        return Budget(min(3 * length + 1, self.longest), self.nodes)
 
     def probe(self, source: str) -> Budget:
         """A method that does not pay now drafts one token now and then, or it could never show that it would."""
@@ -144,13 +155,17 @@ class Controller:
             best = max(best, self._goodput(emitted, count, 0.0))
         return best
 
-    def expectation(self, source: str, request: int) -> tuple[float, int]:
-        """Expected tokens a second of a step that drafts with this method at its best length, and that length."""
+    def expectation(self, source: str, request: int, behind: int = 0) -> tuple[float, int]:
+        """Expected tokens a second of a step that drafts with this method at its best length, and that length.
+
+        `behind`: tokens it has to read first. Rows are taken to cost a draft what they cost the target, relatively.
+        """
         record = self.record(source)
         cost = UNKNOWN_COST * self.target.seconds(1) if record.draft_seconds is None else record.draft_seconds
         rates = [record.acceptance(request)] * (self.fixed or self.longest)
         length = best_length(rates, self.target, self.sequences, cost) if self.fixed is None else self.fixed
-        return self._goodput(1 + sum(accumulate(rates[:length], mul)), length, length * cost), length
+        reading = cost * (self.target.relative(1 + behind) - 1)
+        return self._goodput(1 + sum(accumulate(rates[:length], mul)), length, length * cost + reading), length
 
     def forget(self, request: int) -> None:
         """The request has ended."""

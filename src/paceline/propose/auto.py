@@ -9,10 +9,11 @@ among the choices.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from paceline.engine.controller import Controller
 from paceline.propose.base import NOTHING, Budget, Proposer
+from paceline.propose.calibration import Calibration
 from paceline.types import Committed, Draft, View
 
 HYSTERESIS = 1.05  # what another method has to promise beyond the one in use, against flapping
@@ -20,10 +21,13 @@ HYSTERESIS = 1.05  # what another method has to promise beyond the one in use, a
 
 @dataclass
 class Choice:
-    """Which method a request's draft came from in this step and in the last one that drafted."""
+    """Which method a request's draft came from in this step and in the last one that drafted, what it stated, and what
+    such statements have been worth on this request."""
 
     source: str = ""
     settled: str = ""
+    stated: Sequence[float] = ()
+    calibration: Calibration = field(default_factory=Calibration)
 
 
 class AutoProposer(Proposer):
@@ -47,46 +51,53 @@ class AutoProposer(Proposer):
 
     def observe(self, view: View, committed: Committed) -> None:
         """Every method sees the rows; only the one that drafted is told the verdict."""
-        source = self._choices[view.id].source
+        choice = self._choices[view.id]
+        source, verdict = choice.source, committed.verdict
+        if verdict is not None and choice.stated:
+            choice.calibration.learn(source, choice.stated[: verdict.depth], verdict.accepted)
         for proposer in self.all:
             proposer.observe(view, committed if proposer.name == source else replace(committed, verdict=None))
 
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
         offers = [self._light_offers(proposer, views, budgets) for proposer in self.light]
         best = [max(each, key=lambda offer: offer[0]) for each in zip(*offers, strict=True)]
-        drafts = [draft for _, draft in best]
+        drafts = [draft for _, draft, _ in best]
         if self.heavy is not None:
-            worth = [rate for rate, _ in best]
+            worth = [rate for rate, _, _ in best]
             asked = [self._heavy_budget(*each) for each in zip(views, budgets, worth, strict=True)]
             drafted = self.heavy.propose(views, asked)
             drafts = [
                 replace(heavy, source=self.heavy.name) if heavy.size else light
                 for heavy, light in zip(drafted, drafts, strict=True)
             ]
-        for view, draft in zip(views, drafts, strict=True):
+        for view, draft, (_, light, stated) in zip(views, drafts, best, strict=True):
             choice = self._choices[view.id]
             choice.source = draft.source if draft.size else ""
+            choice.stated = stated if draft is light else ()
             choice.settled = choice.source or choice.settled
         return drafts
 
     def _light_offers(
         self, proposer: Proposer, views: Sequence[View], budgets: Sequence[Budget]
-    ) -> list[tuple[float, Draft]]:
-        """(expected tokens a second, draft) of one light method for each sequence."""
+    ) -> list[tuple[float, Draft, Sequence[float]]]:
+        """(expected tokens a second, draft, chances as stated) of one light method for each sequence."""
         offers = []
         for view, draft in zip(views, proposer.propose(views, budgets), strict=True):
-            rate = self.controller.promise(draft)
-            offers.append((self._favoured(view, proposer, rate), replace(draft, source=proposer.name)))
+            stated, calibration = draft.confidence or (), self._choices[view.id].calibration
+            worth = [calibration.adjust(proposer.name, chance) for chance in stated]
+            draft = replace(draft, source=proposer.name, confidence=worth or None)
+            offers.append((self._favoured(view, proposer, self.controller.promise(draft)), draft, stated))
         return offers
 
     def _heavy_budget(self, view: View, budget: Budget, light_rate: float) -> Budget:
         assert self.heavy is not None
         if budget.depth == 0:
             return NOTHING
-        rate, depth = self.controller.expectation(self.heavy.name, view.id)
+        rate, depth = self.controller.expectation(self.heavy.name, view.id, self.heavy.behind(view))
         if depth == 0 or self._favoured(view, self.heavy, rate) <= light_rate:
             return self.controller.probe(self.heavy.name)
-        return Budget(min(budget.depth, depth), budget.nodes)
+        allowed = self.controller.allowance(depth)
+        return Budget(min(budget.depth, allowed.depth), min(budget.nodes, allowed.nodes))
 
     def _favoured(self, view: View, proposer: Proposer, rate: float) -> float:
         return rate * HYSTERESIS if self._choices[view.id].settled == proposer.name else rate

@@ -61,6 +61,10 @@ class Proposer(Protocol):
     def observe(self, view: View, committed: Committed) -> None:
         return None
 
+    def behind(self, view: View) -> int:
+        """Tokens that it would have to read before it can draft, having been left out for a while."""
+        return 0
+
     def close(self, view: View) -> None:
         return None
 

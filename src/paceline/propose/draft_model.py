@@ -36,7 +36,6 @@ class DraftModelProposer(Proposer):
 
     name = "draft"
     catch_up_rows = 512
-    few = 4  # more new tokens than a step brings: the draft is behind and catches up first
 
     def __init__(
         self, model: LoadedModel, pool: BlockPool, *, vocab_size: int, width: int,
@@ -72,7 +71,7 @@ class DraftModelProposer(Proposer):
         return view.committed
 
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
-        self._catch_up(views)
+        self._catch_up(views, budgets)
         started = [self._start(view, budget) for view, budget in zip(views, budgets, strict=True)]
         growths = [growth for growth in started if growth is not None]
         if growths:
@@ -104,7 +103,7 @@ class DraftModelProposer(Proposer):
         # A step that failed after drafting left rows behind, and perhaps no token to feed.
         state.growth = None
         state.cache.truncate(min(state.cache.length, len(tokens) - 1))
-        if len(tokens) - state.cache.length > self.few:
+        if len(tokens) - state.cache.length > self.prefill_chunk:
             return None
         growth = self.growth(view, Budget(min(budget.depth, left), budget.nodes))
         levels = min(growth.budget.depth, growth.shape.depth)
@@ -115,22 +114,28 @@ class DraftModelProposer(Proposer):
         state.growth = growth
         return growth
 
-    def _catch_up(self, views: Sequence[View]) -> None:
-        """One forward for all that are behind: each by at most a chunk, together by at most `catch_up_rows`.
+    def behind(self, view: View) -> int:
+        state = self._states.get(view.id)
+        return 0 if state is None else max(len(self.context(view)) - 1 - state.cache.length, 0)
 
-        It runs in the steps of the target's own prefill, so that no decoding step pays for a prompt.
+    def _catch_up(self, views: Sequence[View], budgets: Sequence[Budget]) -> None:
+        """One forward for all that are far behind: each by at most a chunk, together by at most `catch_up_rows`.
+
+        It runs in the steps of the target's own prefill, so that no decoding step pays for a prompt. What was emitted
+        since without this method's help is read when it is asked to draft again, in one forward with the last token.
         """
         spans: list[Span] = []
         fed: list[int] = []
-        for view in views:
+        for view, budget in zip(views, budgets, strict=True):
             state = self._states.get(view.id)
-            if state is None:
+            in_prompt = view.committed < len(view.tokens) - 1
+            if state is None or not (in_prompt or budget.depth):
                 continue
             tokens, begin = self.context(view), state.cache.length
             chunk_end = (begin // self.prefill_chunk + 1) * self.prefill_chunk
             end = min(chunk_end, len(tokens) - 1, self.decoder.config.max_positions)
-            behind = len(tokens) - begin > self.few and end > begin
-            if not behind or (fed and len(fed) + end - begin > self.catch_up_rows):
+            behind = len(tokens) - begin > (1 if in_prompt else self.prefill_chunk)
+            if end <= begin or not behind or (fed and len(fed) + end - begin > self.catch_up_rows):
                 continue
             with suppress(CacheFull):
                 state.cache.append(end - begin)

@@ -37,8 +37,6 @@ class OtherVocabularyProposer(DraftModelProposer):
     coupled 1.93 / 2.14 (temperature 0.8) and 1.94 / 2.03 (1.0), rejection 2.09 / 2.12 and 1.96 / 1.98, a draw.
     """
 
-    few = 32  # the text's end is tokenised anew, so a step may bring more than its own tokens
-
     def __init__(
         self, model: LoadedModel, pool: BlockPool, *, target_tokenizer: Tokenizer, vocab_size: int, width: int,
         stop_below: Callable[[], float], mode: Mode = "auto", shape: Shape = CHAIN, prefill_chunk: int = 256,
@@ -89,7 +87,7 @@ class OtherVocabularyProposer(DraftModelProposer):
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
         for view in views:
             self._follow(view)
-        self._catch_up(views)
+        self._catch_up(views, budgets)
         started = [self._start(view, budget) for view, budget in zip(views, budgets, strict=True)]
         growths = [growth for growth in started if growth is not None]
         if growths:
