@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.controller import Controller, Outcome, best_length
+from paceline.engine.controller import Controller, Outcome, Pace, Tally
 from paceline.engine.step_cost import StepCost
 from paceline.types import NO_DRAFT, Draft
 
@@ -60,32 +60,45 @@ def test_one_outlier_changes_little() -> None:
     assert fit.seconds(8) < 1.2 * before
 
 
+def best_length(rate: float, fit: StepCost, cost: float, pace: float | None = None) -> int:
+    """Of a method that was accepted at this rate, on a request that runs at `pace` tokens a second."""
+    controller = Controller(target=fit)
+    controller.record("draft").draft_seconds = cost
+    controller.record("draft").everywhere = Tally(0.99, 1e6 * rate, 1e6)
+    if pace is not None:
+        controller.paces[0] = Pace(1e6 * pace, 1e6)
+    return controller.expectation("draft", 0)[1]
+
+
 def test_free_rows_draft_all_and_dear_rows_none() -> None:
-    assert best_length([0.9] * 20, measured(0.05, 1e-6), 1, 0.0) == 20
-    assert best_length([0.5] * 20, measured(0.05, 0.05), 1, 0.0) == 0
+    assert best_length(0.9, measured(0.05, 1e-9), 0.0) > 30
+    assert best_length(0.5, measured(0.05, 0.05), 0.0) == 0
 
 
 def test_surer_drafts_are_longer() -> None:
     fit = measured(0.05, 0.004)
-    lengths = [best_length([rate] * 64, fit, 1, 0.0) for rate in (0.05, 0.5, 0.8, 0.95, 0.995)]
+    lengths = [best_length(rate, fit, 0.0) for rate in (0.02, 0.5, 0.8, 0.95, 0.995)]
     assert lengths == sorted(lengths)
     assert lengths[0] == 0
     assert lengths[-1] > 30
 
 
-def test_the_best_length_beats_every_other() -> None:
-    fit, rates = measured(0.05, 0.004), [0.9, 0.7, 0.95, 0.2, 0.9]
+def test_the_best_length_gains_more_than_every_other() -> None:
+    fit = measured(0.05, 0.004)
 
-    def goodput(n: int) -> float:
-        survival, emitted = 1.0, 1.0
-        for rate in rates[:n]:
-            survival *= rate
-            emitted += survival
-        return emitted / (fit.seconds(1 + n) + n * 0.01)
+    def gain(n: int) -> float:
+        return sum(0.8**i for i in range(n + 1)) - 40 * (fit.seconds(1 + n) + n * 0.005)
 
-    best = best_length(rates, fit, 1, 0.01)
+    best = best_length(0.8, fit, 0.005, pace=40)
     assert best > 0
-    assert goodput(best) == max(goodput(n) for n in range(len(rates) + 1))
+    assert gain(best) == pytest.approx(max(gain(n) for n in range(65)), abs=0.01)
+
+
+def test_a_request_that_runs_fast_has_no_time_for_slow_drafts() -> None:
+    """At 60 tokens a second a second of drafting costs 60 tokens: quicker steps will come."""
+    fit = measured(0.07, 0.004)
+    assert best_length(0.9, fit, 0.02) > 5
+    assert best_length(0.9, fit, 0.02, pace=60) == 0
 
 
 def test_trim_keeps_the_prefix_that_pays_and_never_touches_sampled_drafts() -> None:
@@ -97,7 +110,7 @@ def test_trim_keeps_the_prefix_that_pays_and_never_touches_sampled_drafts() -> N
 
 def test_trim_spends_the_rows_of_a_batch_on_its_surest_nodes() -> None:
     controller = Controller(target=measured(0.05, 0.012))
-    sure, unsure = draft([0.95] * 4), draft([0.3] * 4)
+    sure, unsure = draft([0.95] * 4), draft([0.15] * 4)
     assert [kept.size for kept in controller.trim([unsure, sure, unsure])] == [0, 4, 0]
 
 
@@ -150,7 +163,7 @@ def test_a_batch_is_judged_as_a_batch() -> None:
     for rows in (1, 4, 8, 16, 32, 64, 128) * 60:
         controller.target.learn(rows, 0.05 + 0.004 * max(rows - 16, 0))
     assert controller.expectation("draft", 0)[1] >= 3
-    controller.sequences = 16
+    controller.present = range(16)
     assert controller.expectation("draft", 0)[1] == 0
 
 
@@ -187,5 +200,6 @@ def test_a_draft_goes_on_while_a_token_earns_its_time() -> None:
     for _ in range(60):
         learn(controller, 4, 4, 0.1, 0.04)  # five tokens in 0.14 s; a token costs 0.01 s and a row
     row = controller.target.seconds(2) - controller.target.seconds(1)
-    assert controller.break_even("draft") == pytest.approx(5 / 0.14 * (0.01 + row), rel=0.05)  # nearly all accepted
+    assert controller.pace(0) == pytest.approx(5 / 0.14, rel=0.15)
+    assert controller.break_even("draft") == pytest.approx(controller.pace(0) * (0.01 + row), rel=0.05)
     assert Controller(fixed=3).break_even("draft") == 0

@@ -11,8 +11,8 @@ from paceline.engine.step_cost import StepCost
 from paceline.propose.base import NOTHING, Budget
 from paceline.types import Draft
 
-# Drafting has to promise this much more than plain decoding: estimates err, and a lost step is lost.
-WORTHWHILE = 1.05
+# Drafting has to promise this many tokens more than plain decoding: estimates err, and a lost step is lost.
+WORTHWHILE = 0.05
 PROBE_EVERY = 32  # steps after which a method that does not pay is tried again
 ANCHOR_EVERY = 16  # see `Controller.observe`
 UNKNOWN_COST = 0.25  # of a target step: what a draft's level is taken to cost before it was timed
@@ -55,7 +55,6 @@ class Record:
     """What one method has shown: its cost, its rate, its acceptance over all requests and on those under way."""
 
     draft_seconds: float | None = None  # per level of a draft, for the whole batch
-    tokens_per_second: float | None = None  # of one sequence in steps that drafted
     asked_at: int = 0  # the step in which it was last asked to draft
     everywhere: Tally = field(default_factory=lambda: Tally(0.99))
     requests: dict[int, Tally] = field(default_factory=dict)
@@ -73,20 +72,38 @@ class Record:
         else:
             self.draft_seconds = 0.7 * old + 0.3 * seconds if seconds < old else 0.9 * old + 0.1 * min(seconds, 2 * old)
 
-    def learn(self, outcomes: Sequence[Outcome], seconds: float) -> None:
-        emitted = sum(outcome.accepted + 1 for outcome in outcomes)
-        self.tokens_per_second = _fade(self.tokens_per_second, emitted / len(outcomes) / seconds)
+    def learn(self, outcomes: Sequence[Outcome]) -> None:
         self.everywhere.learn(outcomes)
         for outcome in outcomes:
             self.requests.setdefault(outcome.request, Tally(0.9)).learn([outcome])
 
 
 NOTHING_TRIED = Tally(1.0)
+PRIOR_STEPS = 2.0  # plain steps' worth of time that the pace of other requests counts for on a new one
+
+
+@dataclass
+class Pace:
+    """Tokens and seconds of one request's latest steps; old ones fade."""
+
+    tokens: float = 0.0
+    seconds: float = 0.0
+    fading: float = 0.95
+
+    def learn(self, tokens: int, seconds: float) -> None:
+        self.tokens, self.seconds = self.fading * self.tokens + tokens, self.fading * self.seconds + seconds
+
+
+NO_STEPS = Pace()
 
 
 @dataclass
 class Controller:
-    """Budgets and trims drafts by expected tokens per second (goodput), from measured cost and acceptance.
+    """Budgets and trims drafts by what they gain at the present pace, from measured cost and acceptance.
+
+    Of all ways to spend a step, the one with the most expected tokens beyond pace * seconds is best for tokens a second
+    in the long run (the marginal value theorem, Charnov 1976; Dinkelbach 1967). The step with the best ratio of its own
+    is not: a slow draft of many tokens can keep a request from quicker steps behind it.
 
     `fixed` is the user's own draft length: then nothing is adapted. `longest` bounds every branch, `nodes` every tree.
     `looks`: methods read their confidences as they draft and stop by `break_even` themselves.
@@ -98,7 +115,9 @@ class Controller:
     looks: bool = False
     target: StepCost = field(default_factory=StepCost)
     records: dict[str, Record] = field(default_factory=dict)
-    sequences: int = 1  # that decode in the present step
+    present: Sequence[int] = (0,)  # the requests that decode in this step
+    paces: dict[int, Pace] = field(default_factory=dict)
+    everywhere: Pace = field(default_factory=lambda: Pace(fading=0.998))
     steps: int = 0
     emitted: float = 1.0  # tokens of a sequence in a step that drafted, fading average
     since_plain: int = ANCHOR_EVERY  # steps since one without drafts: the first of all is one
@@ -115,9 +134,10 @@ class Controller:
         if self.fixed is not None:
             return 0.0
         record = self.record(source)
-        if record.draft_seconds is None or record.tokens_per_second is None:
+        if record.draft_seconds is None:
             return 0.4
-        worth = record.tokens_per_second * (record.draft_seconds + self._row())
+        pace = sum(self.pace(request) for request in self.present) / self.sequences
+        worth = pace * (record.draft_seconds + self._row())
         return min(0.95, worth / record.everywhere.rate(prior=0.75, weight=4.0))
 
     def budget(self, source: str, request: int) -> Budget:
@@ -147,34 +167,53 @@ class Controller:
         record.asked_at = self.steps
         return Budget(1, 1)
 
-    def promise(self, draft: Draft) -> float:
-        """Expected tokens a second of a step in which every sequence verifies the best part of such a draft."""
-        best, emitted = self._goodput(1.0, 0, 0.0), 1.0
+    @property
+    def sequences(self) -> int:
+        return max(len(self.present), 1)
+
+    def pace(self, request: int) -> float:
+        """Tokens a second of one request: at first that of requests before it, never less than the plain pace."""
+        plain, own = self.target.seconds(self.sequences), self.paces.get(request, NO_STEPS)
+        usual = (
+            max(self.everywhere.tokens / self.everywhere.seconds, 1 / plain) if self.everywhere.seconds else 1 / plain
+        )
+        weight = PRIOR_STEPS * plain
+        return max((weight * usual + own.tokens) / (weight + own.seconds), 1 / plain)
+
+    def promise(self, draft: Draft, request: int) -> float:
+        """Tokens that verifying the best part of a draft gains on the present pace (of nothing: a plain step's)."""
+        best, emitted = self._gain(request, 1.0, 0, 0.0), 1.0
         for count, chance in enumerate(sorted(survivals(draft), reverse=True), start=1):
             emitted += chance
-            best = max(best, self._goodput(emitted, count, 0.0))
+            best = max(best, self._gain(request, emitted, count, 0.0))
         return best
 
     def expectation(self, source: str, request: int, behind: int = 0) -> tuple[float, int]:
-        """Expected tokens a second of a step that drafts with this method at its best length, and that length.
+        """Tokens that drafting with this method at its best length gains on the present pace, and that length.
 
         `behind`: tokens it has to read first. Rows are taken to cost a draft what they cost the target, relatively.
         """
         record = self.record(source)
         cost = UNKNOWN_COST * self.target.seconds(1) if record.draft_seconds is None else record.draft_seconds
         rates = [record.acceptance(request)] * (self.fixed or self.longest)
-        length = best_length(rates, self.target, self.sequences, cost) if self.fixed is None else self.fixed
         reading = cost * (self.target.relative(1 + behind) - 1)
-        return self._goodput(1 + sum(accumulate(rates[:length], mul)), length, length * cost + reading), length
+        best, length, emitted = self._gain(request, 1.0, 0, 0.0) + WORTHWHILE, 0, 1.0
+        for n, chance in enumerate(accumulate(rates, mul), start=1):
+            emitted += chance
+            gain = self._gain(request, emitted, n, n * cost + reading)
+            if gain > best or n == self.fixed:
+                best, length = gain, n
+        return best, length
 
     def forget(self, request: int) -> None:
         """The request has ended."""
+        self.paces.pop(request, None)
         for record in self.records.values():
             record.requests.pop(request, None)
 
     def trim(self, drafts: Sequence[Draft]) -> list[Draft]:
         """What is worth verifying of the whole step: nodes in decreasing order of their chance of being emitted, while
-        expected tokens a second grow. Tokens that were drawn at random are never cut: that would bias the answer."""
+        they gain on the present pace. Tokens that were drawn at random are never cut: that would bias the answer."""
         if self.fixed is not None:
             return list(drafts)
         cut = [b for b, draft in enumerate(drafts) if draft.confidence is not None and draft.draw == "point"]
@@ -182,13 +221,13 @@ class Controller:
             ((-chance, b, node) for b in cut for node, chance in enumerate(survivals(drafts[b]))), key=lambda c: c[0]
         )
         rows = len(drafts) + sum(draft.size for b, draft in enumerate(drafts) if b not in cut)
-        emitted = float(len(drafts))
-        best, best_rate = 0, WORTHWHILE * emitted / self.target.seconds(rows)
+        pace = sum(self.pace(request) for request in self.present)
+        best, best_gain, emitted = 0, WORTHWHILE - pace * self.target.seconds(rows), 0.0
         for count, (chance, _, _) in enumerate(chances, start=1):
             emitted -= chance
-            rate = emitted / self.target.seconds(rows + count)
-            if rate > best_rate:
-                best, best_rate = count, rate
+            gain = emitted - pace * self.target.seconds(rows + count)
+            if gain > best_gain:
+                best, best_gain = count, gain
         kept: dict[int, list[int]] = {b: [] for b in cut}
         for _, b, node in chances[:best]:
             kept[b].append(node)
@@ -209,7 +248,11 @@ class Controller:
         self._learn_cost([outcome for outcome in outcomes if outcome.levels], draft_seconds)
         for source in dict.fromkeys(outcome.source for outcome in drafted):
             own = [outcome for outcome in drafted if outcome.source == source]
-            self.record(source).learn(own, target_seconds + draft_seconds)
+            self.record(source).learn(own)
+        for outcome in outcomes:
+            pace = self.paces.setdefault(outcome.request, Pace())
+            for learner in (pace, self.everywhere):
+                learner.learn(1 + outcome.accepted, target_seconds + draft_seconds)
         self._rest(outcomes)
 
     def _learn_cost(self, asked: Sequence[Outcome], draft_seconds: float) -> None:
@@ -236,9 +279,10 @@ class Controller:
     def _plain_due(self) -> bool:
         return self.since_plain >= ANCHOR_EVERY * self.emitted**2
 
-    def _goodput(self, emitted: float, length: int, draft_seconds: float) -> float:
-        """Tokens a second of one sequence when all draft `length` tokens and `emitted` come out, the next included."""
-        return emitted / (self.target.seconds(self.sequences * (1 + length)) + draft_seconds)
+    def _gain(self, request: int, emitted: float, length: int, draft_seconds: float) -> float:
+        """`emitted` tokens less what the request's pace brings in the time of a step in which all draft `length`."""
+        seconds = self.target.seconds(self.sequences * (1 + length)) + draft_seconds
+        return emitted - self.pace(request) * seconds
 
     def _row(self) -> float:
         """Seconds that one more row of every sequence costs."""
@@ -255,16 +299,3 @@ def survivals(draft: Draft) -> list[float]:
 
 def _fade(old: float | None, new: float) -> float:
     return new if old is None else 0.9 * old + 0.1 * new
-
-
-def best_length(rates: Sequence[float], target: StepCost, sequences: int, draft_seconds: float) -> int:
-    """Length n that maximises (1 + s_1 + .. + s_n) / (T(B + B n) + n * draft_seconds): B sequences, survival s_j."""
-    best, best_rate = 0, WORTHWHILE / target.seconds(sequences)
-    emitted, survival = 1.0, 1.0
-    for n, rate in enumerate(rates, start=1):
-        survival *= rate
-        emitted += survival
-        goodput = emitted / (target.seconds(sequences * (1 + n)) + n * draft_seconds)
-        if goodput > best_rate:
-            best, best_rate = n, goodput
-    return best

@@ -60,7 +60,7 @@ class Stepper:
 
     def propose(self, work: Seq[Work]) -> list[Draft]:
         """Drafts for the sequences that decode; those still in their prompt get a budget of 0."""
-        self.controller.sequences = max(1, sum(item.samples for item in work))
+        self.controller.present = [item.sequence.id for item in work if item.samples]
         budgets = [self._budget(item) for item in work]
         drafts = self.proposer.propose([item.sequence for item in work], budgets)
         for draft, budget in zip(drafts, budgets, strict=True):

@@ -2,8 +2,8 @@
 
 Light methods (suffix, n-gram) cost next to nothing and are always asked; each says what it has found and how sure it
 is. The heavy one (a head or a draft model) costs time before it says anything, so it is judged by what it has shown on
-this request, and asked only if it promises more. Both are weighed in expected tokens a second; drafting nothing is
-among the choices.
+this request, and asked only if it promises more. Both are weighed in tokens gained on the request's present pace;
+drafting nothing is among the choices.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from paceline.propose.base import NOTHING, Budget, Proposer
 from paceline.propose.calibration import Calibration
 from paceline.types import Committed, Draft, View
 
-HYSTERESIS = 1.05  # what another method has to promise beyond the one in use, against flapping
+HYSTERESIS = 0.05  # tokens that another method has to promise beyond the one in use, against flapping
 
 
 @dataclass
@@ -63,7 +63,7 @@ class AutoProposer(Proposer):
         best = [max(each, key=lambda offer: offer[0]) for each in zip(*offers, strict=True)]
         drafts = [draft for _, draft, _ in best]
         if self.heavy is not None:
-            worth = [rate for rate, _, _ in best]
+            worth = [gain for gain, _, _ in best]
             asked = [self._heavy_budget(*each) for each in zip(views, budgets, worth, strict=True)]
             drafted = self.heavy.propose(views, asked)
             drafts = [
@@ -80,24 +80,24 @@ class AutoProposer(Proposer):
     def _light_offers(
         self, proposer: Proposer, views: Sequence[View], budgets: Sequence[Budget]
     ) -> list[tuple[float, Draft, Sequence[float]]]:
-        """(expected tokens a second, draft, chances as stated) of one light method for each sequence."""
+        """(tokens gained on the present pace, draft, chances as stated) of one light method for each sequence."""
         offers = []
         for view, draft in zip(views, proposer.propose(views, budgets), strict=True):
             stated, calibration = draft.confidence or (), self._choices[view.id].calibration
             worth = [calibration.adjust(proposer.name, chance) for chance in stated]
             draft = replace(draft, source=proposer.name, confidence=worth or None)
-            offers.append((self._favoured(view, proposer, self.controller.promise(draft)), draft, stated))
+            offers.append((self._favoured(view, proposer, self.controller.promise(draft, view.id)), draft, stated))
         return offers
 
-    def _heavy_budget(self, view: View, budget: Budget, light_rate: float) -> Budget:
+    def _heavy_budget(self, view: View, budget: Budget, light_gain: float) -> Budget:
         assert self.heavy is not None
         if budget.depth == 0:
             return NOTHING
-        rate, depth = self.controller.expectation(self.heavy.name, view.id, self.heavy.behind(view))
-        if depth == 0 or self._favoured(view, self.heavy, rate) <= light_rate:
+        gain, depth = self.controller.expectation(self.heavy.name, view.id, self.heavy.behind(view))
+        if depth == 0 or self._favoured(view, self.heavy, gain) <= light_gain:
             return self.controller.probe(self.heavy.name)
         allowed = self.controller.allowance(depth)
         return Budget(min(budget.depth, allowed.depth), min(budget.nodes, allowed.nodes))
 
-    def _favoured(self, view: View, proposer: Proposer, rate: float) -> float:
-        return rate * HYSTERESIS if self._choices[view.id].settled == proposer.name else rate
+    def _favoured(self, view: View, proposer: Proposer, gain: float) -> float:
+        return gain + HYSTERESIS if self._choices[view.id].settled == proposer.name else gain
