@@ -9,8 +9,9 @@ import torch
 from lab import CONFIG, draft_proposer, engine, exact_law, model, output, p_value, run, sample_outputs
 from views import Text, accepted, budget
 
-from paceline.engine.controller import Controller, Outcome
+from paceline.engine.controller import Controller
 from paceline.engine.engine import Engine
+from paceline.engine.record import Outcome
 from paceline.propose.auto import AutoProposer
 from paceline.propose.base import Budget, Proposer
 from paceline.propose.calibration import Calibration

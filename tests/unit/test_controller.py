@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from paceline.engine.controller import Controller, Outcome, Pace, Tally
+from paceline.engine.controller import Controller
+from paceline.engine.record import Outcome, Pace, Tally
 from paceline.engine.step_cost import StepCost
 from paceline.types import NO_DRAFT, Draft
 

@@ -1,4 +1,4 @@
-"""How long to draft: as long as one more token is expected to pay for the time it costs."""
+"""How much to draft, by which method, and what of it to verify: whatever gains most for its time."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
+from paceline.engine.record import NO_STEPS, Outcome, Pace, Record
 from paceline.engine.step_cost import StepCost
 from paceline.propose.base import NOTHING, Budget
 from paceline.types import Draft
@@ -15,86 +16,9 @@ from paceline.types import Draft
 WORTHWHILE = 0.05
 PROBE_EVERY = 32  # steps after which a method that does not pay is tried again
 ANCHOR_EVERY = 16  # see `Controller.observe`
-UNKNOWN_COST = 0.25  # of a target step: what a draft's level is taken to cost before it was timed
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What one request drafted in a step, by which method; `levels` deep before it was trimmed to `draft`."""
-
-    request: int
-    source: str
-    draft: Draft
-    accepted: int
-    levels: int
-
-
-@dataclass
-class Tally:
-    """Drafted tokens that verification reached, and those of them that it accepted; old ones fade."""
-
-    fading: float
-    accepted: float = 0.0
-    tried: float = 0.0
-
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
-        self.accepted = self.fading * self.accepted + sum(outcome.accepted for outcome in outcomes)
-        reached = sum(min(outcome.draft.depth, outcome.accepted + 1) for outcome in outcomes)
-        self.tried = self.fading * self.tried + reached
-
-    def rest(self, fading: float) -> None:
-        """Nothing was tried: what was seen slowly loses its weight."""
-        self.accepted, self.tried = fading * self.accepted, fading * self.tried
-
-    def rate(self, prior: float, weight: float) -> float:
-        return (self.accepted + weight * prior) / (self.tried + weight)
-
-
-@dataclass
-class Record:
-    """What one method has shown: its cost, its rate, its acceptance over all requests and on those under way."""
-
-    draft_seconds: float | None = None  # per level of a draft, for the whole batch
-    asked_at: int = 0  # the step in which it was last asked to draft
-    everywhere: Tally = field(default_factory=lambda: Tally(0.99))
-    requests: dict[int, Tally] = field(default_factory=dict)
-
-    def acceptance(self, request: int) -> float:
-        """On one request: what it was elsewhere, until the request's own outcomes say otherwise."""
-        elsewhere = self.everywhere.rate(prior=0.75, weight=4.0)
-        return self.requests.get(request, NOTHING_TRIED).rate(prior=elsewhere, weight=4.0)
-
-    def learn_cost(self, seconds: float) -> None:
-        """Seconds of one level. A step can be held up but never hurried, so what is quicker counts more."""
-        old = self.draft_seconds
-        if old is None:
-            self.draft_seconds = seconds
-        else:
-            self.draft_seconds = 0.7 * old + 0.3 * seconds if seconds < old else 0.9 * old + 0.1 * min(seconds, 2 * old)
-
-    def learn(self, outcomes: Sequence[Outcome]) -> None:
-        self.everywhere.learn(outcomes)
-        for outcome in outcomes:
-            self.requests.setdefault(outcome.request, Tally(0.9)).learn([outcome])
-
-
-NOTHING_TRIED = Tally(1.0)
 PRIOR_STEPS = 2.0  # plain steps' worth of time that the pace of other requests counts for on a new one
-
-
-@dataclass
-class Pace:
-    """Tokens and seconds of one request's latest steps; old ones fade."""
-
-    tokens: float = 0.0
-    seconds: float = 0.0
-    fading: float = 0.95
-
-    def learn(self, tokens: int, seconds: float) -> None:
-        self.tokens, self.seconds = self.fading * self.tokens + tokens, self.fading * self.seconds + seconds
-
-
-NO_STEPS = Pace()
+UNSTATED = 0.5  # chance of a token of which its proposer says nothing
+UNKNOWN_COST = 0.25  # of a target step: what a draft's level is taken to cost before it was timed
 
 
 @dataclass
@@ -174,11 +98,9 @@ class Controller:
     def pace(self, request: int) -> float:
         """Tokens a second of one request: at first that of requests before it, never less than the plain pace."""
         plain, own = self.target.seconds(self.sequences), self.paces.get(request, NO_STEPS)
-        usual = (
-            max(self.everywhere.tokens / self.everywhere.seconds, 1 / plain) if self.everywhere.seconds else 1 / plain
-        )
+        usual = self.everywhere.tokens / self.everywhere.seconds if self.everywhere.seconds else 0.0
         weight = PRIOR_STEPS * plain
-        return max((weight * usual + own.tokens) / (weight + own.seconds), 1 / plain)
+        return max((weight * max(usual, 1 / plain) + own.tokens) / (weight + own.seconds), 1 / plain)
 
     def promise(self, draft: Draft, request: int) -> float:
         """Tokens that verifying the best part of a draft gains on the present pace (of nothing: a plain step's)."""
@@ -292,10 +214,11 @@ class Controller:
 def survivals(draft: Draft) -> list[float]:
     """Chance that each node is emitted: the product of confidences on its path, so never above its parent's."""
     found: list[float] = []
-    for parent, confidence in zip(draft.parents, draft.confidence or (), strict=True):
+    stated = draft.confidence or [UNSTATED] * draft.size
+    for parent, confidence in zip(draft.parents, stated, strict=True):
         found.append(min(confidence, 1.0) * (1.0 if parent < 0 else found[parent]))
     return found
 
 
-def _fade(old: float | None, new: float) -> float:
-    return new if old is None else 0.9 * old + 0.1 * new
+def _fade(old: float, new: float) -> float:
+    return 0.9 * old + 0.1 * new

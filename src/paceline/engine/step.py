@@ -16,8 +16,9 @@ from torch import Tensor
 from paceline.cache.pool import BlockPool
 from paceline.cache.tree import is_chain, paths
 from paceline.device import send
-from paceline.engine.controller import Controller, Outcome
+from paceline.engine.controller import Controller
 from paceline.engine.output import TokenLogprobs
+from paceline.engine.record import Outcome
 from paceline.engine.scheduler import Work
 from paceline.engine.trace import record_step
 from paceline.engine.verification import Candidate, verify

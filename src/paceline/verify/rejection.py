@@ -48,8 +48,7 @@ def drawn_chances(p: Tensor, trees: Trees, q: Tensor, replacement: bool) -> Tens
     """[B, N] for sampled drafts: r(x) / q(x), with r and q as the elder siblings left them."""
     chances = p.new_zeros(trees.tokens.shape)
     for rank in range(trees.widest):
-        batch, column = (trees.children[:, :, rank] >= 0).nonzero(as_tuple=True)
-        node = trees.children[batch, column, rank]
+        batch, column, node = trees.of_rank(rank)
         tokens = trees.tokens[batch, node][:, None]
         if rank == 0:  # the only one of a chain: no distribution is copied
             left, drawn = p[trees.row[batch, column], tokens[:, 0]], q[batch, column, tokens[:, 0]]

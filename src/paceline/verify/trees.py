@@ -20,6 +20,7 @@ class Trees:
     row [B, N + 1]: score row of each column. tokens [B, N]: drafted ids, -1 past the end. parent [B, N]: column of each
     node's parent. rank [B, N]: place among its siblings. above [B, N, N]: node j is node i or above it. elder
     [B, N, N]: node j is an earlier sibling of node i. children [B, N + 1, M]: nodes by rank, -1 where there is none.
+    shapes: the trees' parents, on the host.
     """
 
     row: Tensor
@@ -29,6 +30,21 @@ class Trees:
     above: Tensor
     elder: Tensor
     children: Tensor
+    shapes: Sequence[Parents]
+
+    def of_rank(self, rank: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(tree, column of the parent, node) of all nodes that are their parent's child number `rank`, each [S].
+
+        From the host's copy: asking the device which there are would stall the step.
+        """
+        found = [
+            (b, parent + 1, node)
+            for b, parents in enumerate(self.shapes)
+            for node, (parent, own) in enumerate(zip(parents, ranks(parents), strict=True))
+            if own == rank
+        ]
+        batch, column, node = send(torch.tensor(found, dtype=torch.int64).view(-1, 3).T, self.row.device)
+        return batch, column, node
 
     @property
     def widest(self) -> int:
@@ -64,7 +80,7 @@ def line_up(starts: Sequence[int], tokens: Sequence[Tensor], parents: Sequence[P
     row, parent, rank, above, elder, children = (
         send(each, device) for each in (row, parent, rank, above, elder, children)
     )
-    return Trees(row, drafted, parent, rank, above, elder, children)
+    return Trees(row, drafted, parent, rank, above, elder, children, parents)
 
 
 @dataclass(frozen=True)
