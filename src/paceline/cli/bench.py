@@ -125,7 +125,7 @@ def _report(outcome: "Outcome", json_file: Path | None) -> None:
     from paceline.bench.rows import build_rows
 
     rows = build_rows(outcome)
-    source = provenance(outcome, shlex.join(sys.argv))
+    source = provenance(outcome, shlex.join(["paceline", *sys.argv[1:]]))
     console = Console()
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
