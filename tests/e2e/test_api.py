@@ -89,7 +89,7 @@ def test_a_reduced_draft_vocabulary_stays_lossless(folder: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"k": 0}, "k must be at least 1, not 0"),
+        ({"k": 0}, "k must be a whole number of at least 1, not 0"),
         ({"method": "hope"}, "unknown method 'hope'"),
         ({"draft_vocab": 0, "draft": "self"}, "draft_vocab must be between 1 and 26, not 0"),
         ({"device": "cuda"}, "no GPU"),
