@@ -126,11 +126,6 @@ class TestRealModel:
     def test_what_does_not_fit_this_model_is_one_clear_line(self, arguments: list[str], said: str) -> None:
         assert said in refused("generate", "hi", *arguments)
 
-    @pytest.mark.parametrize("method", ["suffix", "swift", "early-exit"])
-    def test_methods_that_need_nothing_give_the_plain_answer(self, method: str) -> None:
-        arguments = ("generate", "Count from one to ten.", "--max-tokens", "16", "-q")
-        assert paceline(*arguments, "--method", method).stdout == paceline(*arguments, "--method", "none").stdout
-
     def test_a_prediction_is_drafted_from(self, tmp_path: Path) -> None:
         arguments = ("generate", "Count from one to ten.", "--max-tokens", "40", "--method", "suffix", "--json", "-q")
         plain = json.loads(paceline(*arguments).stdout)
@@ -148,7 +143,7 @@ class TestRealModel:
         assert int(reused[1].split(", ")[-1].split()[0]) >= 32
 
     def test_verify_prints_its_evidence(self) -> None:
-        done = paceline("verify", "--max-tokens", "12", "--seeds", "2", "--json")
+        done = paceline("verify", "--max-tokens", "8", "--seeds", "1", "--json")
         assert done.returncode == 0, done.stdout
         report = json.loads(done.stdout)
         assert report["passed"]
