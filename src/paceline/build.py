@@ -70,6 +70,16 @@ class Options:
         return self.method or "auto"
 
     @property
+    def used_head(self) -> str | None:
+        """The head, where the method is one that reads it."""
+        return self.head if self.chosen_method in USES_HEAD else None
+
+    @property
+    def used_draft(self) -> str | None:
+        """The draft model, where the method is one that runs it; `auto` prefers a head."""
+        return self.draft if self.chosen_method in USES_DRAFT and self.used_head is None else None
+
+    @property
     def shape(self) -> Shape:
         return parse_tree(self.tree, self.k)
 
@@ -77,7 +87,7 @@ class Options:
     def pool_share(self) -> EngineConfig:
         """A draft's cache comes out of the same budget as the target's: half each."""
         budget = self.engine.cache_bytes
-        if budget is None or self.draft is None or self.chosen_method not in USES_DRAFT:
+        if budget is None or self.used_draft is None:
             return self.engine
         return replace(self.engine, cache_bytes=budget // 2)
 
@@ -113,17 +123,17 @@ def load_models(options: Options, target: LoadedModel | None = None) -> Models:
         )
     _check_depth(options, target)
     models = Models(target)
-    if options.draft is not None and options.chosen_method in USES_DRAFT:
+    if options.used_draft is not None:
         models.draft = load_model(
-            options.draft,
+            options.used_draft,
             device=options.device,
             precision=options.draft_precision or _draft_precision(target, options),
             head_vocab=options.draft_vocab,
             progress=options.progress,
         )
-    if options.head is not None and options.chosen_method in USES_HEAD:
-        models.head = load_head(options.head, target.config, target.backend)
-        warn_if_useless(options.head, models.head, target)
+    if options.used_head is not None:
+        models.head = load_head(options.used_head, target.config, target.backend)
+        warn_if_useless(options.used_head, models.head, target)
     return models
 
 

@@ -176,13 +176,13 @@ USES_DRAFT = ("draft", "auto")
 USES_HEAD = ("eagle", "medusa", "mtp", "head", "auto")
 
 
-def available_methods(draft: str | None, head: str | None, layers: int = 99) -> list[str]:
+def available_methods(draft: str | None, head: str | None, layers: int | None = None) -> list[str]:
     """The built-in methods that can run with what was given, `none` first; of the heads' methods only `head`.
 
-    layers: the target's. Self-speculation needs some to leave out.
+    layers: the target's, if known. Self-speculation needs some to leave out.
     """
     missing = {"eagle", "medusa", "mtp"} | (set() if draft else {"draft"}) | (set() if head else {"head"})
-    missing |= {"swift", "early-exit"} if layers < 4 else set()
+    missing |= {"swift", "early-exit"} if layers is not None and layers < 4 else set()
     return [name for name in BUILT_IN if name not in missing]
 
 

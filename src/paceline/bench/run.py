@@ -16,7 +16,6 @@ from paceline.cache.pool import ROUND
 from paceline.engine.engine import EngineConfig
 from paceline.errors import PacelineError
 from paceline.llm import LLM
-from paceline.methods import USES_DRAFT, USES_HEAD
 from paceline.sampling.params import SamplingParams
 from paceline.text.tokenizer import Tokenizer
 
@@ -152,8 +151,8 @@ def engines(config: BenchConfig, models: Models, longest: int) -> dict[str, LLM]
     loaded: dict[tuple[str | None, str | None], Models] = {}  # a draft or head serves every method that uses it
     llms = {}
     for method, each in options.items():
-        used = (each.draft if each.chosen_method in USES_DRAFT else None, each.head)
-        if used not in loaded or (each.head and each.chosen_method in USES_HEAD and loaded[used].head is None):
+        used = (each.used_draft, each.used_head)
+        if used not in loaded:
             loaded[used] = load_models(each, models.target)
         llms[method] = LLM(models=loaded[used], **vars(each))
     return llms

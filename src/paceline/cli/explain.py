@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +12,7 @@ import typer
 
 from paceline.cli import options as opt
 from paceline.cli.console import note, summary
-from paceline.cli.generate import prompt_ids
+from paceline.cli.generate import prompt_ids, read_prompt
 from paceline.cli.groups import ModelChoice, Sampling, grouped
 from paceline.errors import PacelineError
 
@@ -43,10 +42,7 @@ def explain(
 ) -> None:
     """Answer one prompt and show how each token came: drafted and accepted, corrected, or the target's own."""
     require_place(trace)
-    if prompt == "-":
-        prompt = sys.stdin.read()
-    if not prompt.strip():
-        raise PacelineError("the prompt is empty: give some text")
+    prompt = read_prompt(prompt)
     params = sampling.params()
     from paceline.llm import LLM
 

@@ -31,10 +31,7 @@ def generate(
     quiet: opt.Quiet = False,
 ) -> None:
     """Answer one prompt."""
-    if prompt == "-":
-        prompt = sys.stdin.read()
-    if not prompt.strip():
-        raise PacelineError("the prompt is empty: give some text")
+    prompt = read_prompt(prompt)
     params = sampling.params()
     from paceline.llm import LLM
 
@@ -48,6 +45,14 @@ def generate(
         run_compare(llm, ids, params, as_json=as_json, quiet=quiet)
     else:
         _answer(llm, ids, params, as_json=as_json, quiet=quiet)
+
+
+def read_prompt(given: str) -> str:
+    """The argument, or standard input for `-`. Raises PacelineError for a prompt of nothing."""
+    text = sys.stdin.read() if given == "-" else given
+    if not text.strip():
+        raise PacelineError("the prompt is empty: give some text")
+    return text
 
 
 def prompt_ids(llm: LLM, prompt: str, *, raw: bool) -> list[int]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.cache.tree import depths, subtree
@@ -17,7 +16,7 @@ from paceline.model.linear import Linear
 from paceline.propose.base import Budget, Needs, Proposer
 from paceline.propose.calibration import Calibration
 from paceline.propose.medusa_tree import SPARSE, lay_out, likely_paths
-from paceline.propose.rollout import SHORTLIST, Shape
+from paceline.propose.rollout import SHORTLIST, Shape, over_target
 from paceline.sampling.noise import Purpose, gumbel, key
 from paceline.sampling.params import SamplingParams
 from paceline.sampling.transform import NEVER, RowSpan, transform
@@ -112,13 +111,9 @@ class MedusaProposer(Proposer):
         """[B, heads, D] -> scores [B, heads, V] after each request's own chain, its history ending at the last token;
         [B, heads, D] where a truncated vocabulary can stay so."""
         plain, ids = all(view.params.plain_argmax for view in views), self.head.target_ids
-        if ids is not None:
-            if plain:
-                return logits.masked_fill_(ids >= self.vocab_size, NEVER)
-            logits = logits.new_full((*logits.shape[:2], self.width), NEVER).index_copy_(2, ids, logits)
-        if logits.shape[2] < self.width:
-            logits = F.pad(logits, (0, self.width - logits.shape[2]), value=NEVER)
-        logits[..., self.vocab_size :] = NEVER
+        if ids is not None and plain:
+            return logits.masked_fill_(ids >= self.vocab_size, NEVER)
+        logits = over_target(logits, ids, self.width, self.vocab_size)
         if plain:
             return logits
         heads = logits.shape[1]

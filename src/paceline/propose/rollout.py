@@ -164,8 +164,8 @@ class Rollout:
         self.padding = padding if padding is not None and bool(padding.any()) else None
         self.stop_below, self.looks = stop_below, looks
 
-    def run(self, growths: Sequence[Growth], logits: Tensor, step: Callable[[Level], Tensor]) -> list[Draft]:
-        """Drafts grown from `logits` [B, D], the rows of each sequence's last token.
+    def run(self, growths: Sequence[Growth], logits: Tensor, step: Callable[[Level], Tensor]) -> None:
+        """Grow all from `logits` [B, D], the rows of each sequence's last token; `Growth.finish` gives their drafts.
 
         `step(level)` forwards the nodes of a level and returns their logits [R, D].
         """
@@ -181,20 +181,14 @@ class Rollout:
             ]
             if level:
                 logits = step(level)
-        return [growth.finish() for growth in growths]
 
     def _scores(self, level: Level, logits: Tensor) -> Tensor:
         """Scores [R, V] after each request's own chain; [R, D] where a reduced vocabulary can stay so."""
         params = [growth.view.params for growth, _ in level]
         plain = all(p.plain_argmax for p in params)
-        if self.ids is not None:
-            if plain:
-                return logits if self.padding is None else logits.masked_fill(self.padding, NEVER)
-            logits = logits.new_full((logits.shape[0], self.width), NEVER).index_copy_(1, self.ids, logits)
-        if logits.shape[1] < self.width:
-            logits = F.pad(logits, (0, self.width - logits.shape[1]), value=NEVER)
-        logits[:, self.vocab_size :] = NEVER
-        logits = logits[:, : self.width]
+        if self.ids is not None and plain:
+            return logits if self.padding is None else logits.masked_fill(self.padding, NEVER)
+        logits = over_target(logits, self.ids, self.width, self.vocab_size)
         if plain:
             return logits
         rows = [(growth, node) for growth, nodes in level for node in nodes]
@@ -253,6 +247,19 @@ class Rollout:
     def _target_ids(self, picked: Tensor, scores: Tensor) -> Tensor:
         reduced = self.ids is not None and scores.shape[1] < self.width
         return self.ids[picked] if reduced and self.ids is not None else picked
+
+
+def over_target(logits: Tensor, ids: Tensor | None, width: int, vocab_size: int) -> Tensor:
+    """Logits [.., D], whose columns stand for the target's `ids` (None: its own rows) -> the target's [.., width].
+
+    What the method does not score and what is no token can never be drafted.
+    """
+    if ids is not None:
+        logits = logits.new_full((*logits.shape[:-1], width), NEVER).index_copy_(-1, ids, logits)
+    if logits.shape[-1] < width:
+        logits = F.pad(logits, (0, width - logits.shape[-1]), value=NEVER)
+    logits[..., vocab_size:] = NEVER
+    return logits[..., :width]
 
 
 def next_level(growth: Growth, first: int, stop_below: float) -> list[int]:

@@ -59,10 +59,9 @@ class SelfDraft:
         with ExitStack() as scratch:
             started = [self._start(view, budget, scratch) for view, budget in zip(views, budgets, strict=True)]
             growths = [growth for growth in started if growth is not None]
-            if not growths:
-                return [NO_DRAFT] * len(views)
-            drafts = iter(self.rollout.run(growths, self._feed_last(part, growths), partial(self._feed_level, part)))
-            return [NO_DRAFT if growth is None else next(drafts) for growth in started]
+            if growths:
+                self.rollout.run(growths, self._feed_last(part, growths), partial(self._feed_level, part))
+            return [NO_DRAFT if growth is None else growth.finish() for growth in started]
 
     def _start(self, view: View, budget: Budget, scratch: ExitStack) -> Growth | None:
         """A draft to grow, where there is room for the last token and for all nodes that get children."""

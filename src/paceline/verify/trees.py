@@ -18,7 +18,7 @@ class Trees:
     """B trees padded to N nodes. Column 0 stands for the last token, column i + 1 for node i.
 
     row [B, N + 1]: score row of each column. tokens [B, N]: drafted ids, -1 past the end. parent [B, N]: column of each
-    node's parent. rank [B, N]: place among its siblings. above [B, N, N]: node j is node i or above it. elder
+    node's parent. above [B, N, N]: node j is node i or above it. elder
     [B, N, N]: node j is an earlier sibling of node i. children [B, N + 1, M]: nodes by rank, -1 where there is none.
     shapes: the trees' parents, on the host.
     """
@@ -26,7 +26,6 @@ class Trees:
     row: Tensor
     tokens: Tensor
     parent: Tensor
-    rank: Tensor
     above: Tensor
     elder: Tensor
     children: Tensor
@@ -66,27 +65,24 @@ def line_up(starts: Sequence[int], tokens: Sequence[Tensor], parents: Sequence[P
     batch, size = len(shapes), max((len(each) for each in parents), default=0)
     widest = max((shape.children.shape[1] for shape in shapes), default=0)
     row = torch.tensor(starts)[:, None].expand(batch, size + 1).clone()
-    parent, rank = torch.zeros(batch, size, dtype=torch.int64), torch.zeros(batch, size, dtype=torch.int64)
+    parent = torch.zeros(batch, size, dtype=torch.int64)
     above, elder = (torch.zeros(batch, size, size, dtype=torch.bool) for _ in range(2))
     children = torch.full((batch, size + 1, widest), -1)
     drafted = torch.full((batch, size), -1, dtype=torch.int64, device=device)
     for b, shape in enumerate(shapes):
         n = shape.parent.shape[0]
         row[b, 1 : n + 1] += torch.arange(1, n + 1)
-        parent[b, :n], rank[b, :n] = shape.parent, shape.rank
+        parent[b, :n] = shape.parent
         above[b, :n, :n], elder[b, :n, :n] = shape.above, shape.elder
         children[b, : n + 1, : shape.children.shape[1]] = shape.children
         drafted[b, :n] = tokens[b]
-    row, parent, rank, above, elder, children = (
-        send(each, device) for each in (row, parent, rank, above, elder, children)
-    )
-    return Trees(row, drafted, parent, rank, above, elder, children, parents)
+    row, parent, above, elder, children = (send(each, device) for each in (row, parent, above, elder, children))
+    return Trees(row, drafted, parent, above, elder, children, parents)
 
 
 @dataclass(frozen=True)
 class _Shape:
     parent: Tensor
-    rank: Tensor
     above: Tensor
     elder: Tensor
     children: Tensor
@@ -98,4 +94,4 @@ def _shape(parents: Parents) -> _Shape:
     elder = (parent[:, None] == parent) & (rank < rank[:, None])
     children = torch.full((len(parents) + 1, int(rank.max()) + 1 if parents else 0), -1)
     children[parent, rank] = torch.arange(len(parents))
-    return _Shape(parent, rank, ancestry(parents), elder, children)
+    return _Shape(parent, ancestry(parents), elder, children)
