@@ -63,7 +63,7 @@ def wait(device: torch.device) -> None:
 @torch.inference_mode()
 def step_times(decoder: Decoder, backend: Backend, repeats: int) -> dict[int, float]:
     """Median milliseconds of one sequence's forward and output head, by rows, at position CONTEXT."""
-    pool = BlockPool(decoder.config, (CONTEXT + max(ROWS)) // 16 + 1, backend.device, backend.dtype)
+    pool = BlockPool(decoder.config, (CONTEXT + max(ROWS)) // 16 + 1, backend.device, backend.cache_dtype)
     cache = pool.open([], CONTEXT + max(ROWS))
     cache.append(CONTEXT + max(ROWS))
     times = {}

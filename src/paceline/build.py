@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from paceline.device import Precision, set_threads
+from paceline.device import Precision, leave_threads_to_kernels, set_threads
 from paceline.engine.controller import Controller
 from paceline.engine.engine import Engine, EngineConfig, make_pool
 from paceline.errors import PacelineError
@@ -127,10 +127,13 @@ def load_models(options: Options, target: LoadedModel | None = None) -> Models:
         models.draft = load_model(
             options.used_draft,
             device=options.device,
-            precision=options.draft_precision or _draft_precision(target, options),
+            precision=options.draft_precision or ("auto" if target.backend.row_invariant else options.precision),
+            may_round=True,
             head_vocab=options.draft_vocab,
             progress=options.progress,
         )
+    if target.backend.native and (models.draft is None or models.draft.backend.native):
+        leave_threads_to_kernels()
     if options.used_head is not None:
         models.head = load_head(options.used_head, target.config, target.backend)
         warn_if_useless(options.used_head, models.head, target)
@@ -154,8 +157,3 @@ def _check_depth(options: Options, target: LoadedModel) -> None:
             f"drafts of {deepest} tokens are deeper than the context of {target.name} "
             f"({target.config.max_positions} positions); lower k or the tree's depth"
         )
-
-
-def _draft_precision(target: LoadedModel, options: Options) -> Precision:
-    """A draft's rounding costs acceptance, never exactness: beside an int8 target, the quickest there is."""
-    return "int4" if target.backend.int8 else options.precision

@@ -13,33 +13,50 @@ from torch import Tensor
 
 from paceline.errors import PacelineError
 
-Precision = Literal["auto", "fp32", "bf16", "int8", "int8-fast", "int4"]
+Precision = Literal["auto", "stored", "fp32", "bf16", "int8", "int4"]
 
 
 @dataclass(frozen=True)
 class Backend:
-    """A resolved choice. `row_invariant`: a row's bits do not depend on the rows computed with it."""
+    """A resolved choice. `native`: the C++ kernels compute, else PyTorch does."""
 
     device: torch.device
     precision: Precision  # never "auto"
-    dtype: torch.dtype  # of activations and cache
+    dtype: torch.dtype  # of activations
+    native: bool = False
+
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return torch.float16 if self.native else self.dtype
 
     @property
     def int8(self) -> bool:
-        return self.precision in ("int8", "int8-fast")
+        """int8 weights through oneDNN."""
+        return self.precision == "int8" and not self.native
 
     @property
     def int4(self) -> bool:
-        """4-bit weights in groups of 32, bf16 activations: the quickest single row, made for drafts."""
-        return self.precision == "int4"
+        """4-bit weights in groups of 32 and bf16 activations through PyTorch: the quickest single row it has."""
+        return self.precision == "int4" and not self.native
 
     @property
     def row_invariant(self) -> bool:
-        return self.int8
+        """Whether a row's bits do not depend on the rows computed with it."""
+        return self.native or self.int8
+
+    @property
+    def key(self) -> str:
+        """What names the numbers that this backend computes."""
+        return f"{self.precision}-native" if self.native else self.precision
 
 
-def choose_backend(device: str | None, precision: str, *, quantized_checkpoint: bool) -> Backend:
-    """`auto` never rounds a checkpoint harder than it came: int8 for one that was quantised, else bf16 or fp32."""
+def choose_backend(
+    device: str | None, precision: str, *, quantized_checkpoint: bool, native: bool = True, may_round: bool = False
+) -> Backend:
+    """`auto` never rounds a checkpoint harder than it came, unless it `may_round`, as a draft's may.
+
+    native: whether the C++ kernels have what the model is made of. Raises PacelineError.
+    """
     if precision not in get_args(Precision):
         raise PacelineError(f"unknown precision '{precision}'; one of {', '.join(get_args(Precision))}")
     try:
@@ -52,19 +69,29 @@ def choose_backend(device: str | None, precision: str, *, quantized_checkpoint: 
         raise PacelineError(f"device '{device}' was asked for but PyTorch finds no GPU; use --device cpu")
     if target.index is not None and target.type == "cuda" and target.index >= torch.cuda.device_count():
         raise PacelineError(f"device '{device}' was asked for but PyTorch finds {torch.cuda.device_count()} GPU(s)")
+    native = native and target.type == "cpu" and has_kernels()
     if precision == "auto":
-        precision = _best_precision(target, quantized_checkpoint)
-    if precision in ("int8", "int8-fast", "int4") and target.type != "cpu":
+        precision = _best_precision(target, quantized_checkpoint, native, may_round)
+    if precision in ("stored", "int8", "int4") and target.type != "cpu":
         raise PacelineError(f"precision '{precision}' runs on the CPU only; use bf16 on {target}")
-    if precision in ("int8", "int8-fast") and not has_int8_dot():
+    if precision == "stored" and not (native and quantized_checkpoint):
+        raise PacelineError("precision 'stored' needs a GGUF file and the native kernels (paceline doctor); use auto")
+    native = native and precision in ("stored", "int8", "int4")
+    if precision == "int8" and not native and not has_int8_dot():
         raise PacelineError(f"precision '{precision}' needs a processor with VNNI; use fp32 or bf16")
-    dtype = torch.bfloat16 if precision in ("bf16", "int4") else torch.float32
-    return Backend(target, precision, dtype)  # type: ignore[arg-type]
+    dtype = torch.bfloat16 if precision == "bf16" or (precision == "int4" and not native) else torch.float32
+    return Backend(target, precision, dtype, native)  # type: ignore[arg-type]
 
 
-def _best_precision(device: torch.device, quantized_checkpoint: bool) -> str:
+def _best_precision(device: torch.device, quantized_checkpoint: bool, native: bool, may_round: bool) -> str:
     if device.type != "cpu":
         return "bf16"
+    if native and quantized_checkpoint:
+        return "stored"
+    if native and may_round:
+        return "int8"
+    if may_round and has_int8_dot():
+        return "int4"
     if quantized_checkpoint and has_int8_dot():
         return "int8"
     return "bf16" if torch.ops.mkldnn._is_mkldnn_bf16_supported() and has_bf16_dot() else "fp32"
@@ -79,13 +106,35 @@ def has_bf16_dot() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
 
 
+def has_kernels() -> bool:
+    """Whether the C++ kernels are there and made for this processor; portable ones are slower than PyTorch's."""
+    from paceline.native.interface import backend
+    from paceline.native.library import library
+
+    return library() is not None and backend() != "portable"
+
+
+def native_enabled() -> bool:
+    """Whether the CPU kernels may be used: ``PACELINE_NATIVE=0`` keeps everything in PyTorch."""
+    return os.environ.get("PACELINE_NATIVE", "1") != "0"
+
+
 def set_threads(threads: int | None) -> int:
-    """Give PyTorch `threads` threads, or as many as this container really has; returns the number."""
+    """Give PyTorch and the kernels `threads` threads, or as many as this container has; returns the number."""
     count = available_cpus() if threads is None else threads
     if count < 1:
         raise PacelineError(f"threads must be at least 1, not {threads}")
     torch.set_num_threads(count)
+    if has_kernels():
+        from paceline.native.interface import kernels
+
+        kernels().pl_set_threads(count)
     return count
+
+
+def leave_threads_to_kernels() -> None:
+    """Where the kernels do the work, PyTorch's small operations run in the caller: two pools would fight."""
+    torch.set_num_threads(1)
 
 
 def available_cpus() -> int:

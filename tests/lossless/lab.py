@@ -57,6 +57,9 @@ class RandomSource:
     def __contains__(self, name: str) -> bool:
         return not name.endswith(".bias") and not name.startswith("lm_head")
 
+    def stored(self, name: str) -> None:
+        return None
+
     def get(self, name: str) -> Tensor:
         config = self.config
         kv = config.num_kv_heads * config.head_dim
@@ -84,6 +87,11 @@ def letters(count: int, eos: tuple[int, ...] = ()) -> Tokenizer:
     return Tokenizer(backend, eos_ids=eos)
 
 
+def dense(source: RandomSource) -> dict[str, Tensor]:
+    """All tensors in fp32, as `assemble` takes them."""
+    return {name: tensor for name, tensor in convert(source, FP32) if isinstance(tensor, Tensor)}
+
+
 def model(
     seed: int = 0,
     *,
@@ -93,14 +101,14 @@ def model(
     head_ids: Tensor | None = None,
 ) -> LoadedModel:
     source = RandomSource(seed, sharpness, config)
-    tensors = dict(convert(source, FP32))
+    tensors = dense(source)
     tensors["head.weight"] = tensors["head.weight"] * sharpness
     decoder = assemble(config, tensors, FP32, head_ids)
     return LoadedModel(f"random-{seed}", decoder, letters(config.vocab_size, eos), FP32, f"random-{seed}-{sharpness}")
 
 
 def pool_for(loaded: LoadedModel, blocks: int = 4096, block_size: int = 4) -> BlockPool:
-    return BlockPool(loaded.config, blocks, loaded.backend.device, loaded.backend.dtype, block_size, loaded.key)
+    return BlockPool(loaded.config, blocks, loaded.backend.device, loaded.backend.cache_dtype, block_size, loaded.key)
 
 
 def draft_proposer(

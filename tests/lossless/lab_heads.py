@@ -202,7 +202,7 @@ def eagle_logits(
     text = [*tokens, *path]
     for end in range(len(tokens), len(text) + 1):
         rows = len(features)
-        embeds = head.embed(on(text[first + 1 : end]), target.decoder.embedding)
+        embeds = head.embed(on(text[first + 1 : end]), target.decoder.embed)
         out = head.forward(embeds, features, *_whole(target, head, rows))
         features = torch.cat((features, out[-1:]))
     return _scatter(target, head.target_ids, head.logits(features[-1:], target.decoder.head)[0])
@@ -215,7 +215,7 @@ def repeated_logits(
     (hidden,) = (states[first:] for states in taps(target, tokens[:-1], head.taps))
     text = [*tokens, *path]
     for end in range(len(tokens), len(text) + 1):
-        embeds = head.embed(on(text[first + 1 : end]), target.decoder.embedding)
+        embeds = head.embed(on(text[first + 1 : end]), target.decoder.embed)
         out = head.forward(0, embeds, hidden, *_whole(target, head, len(hidden)))
         hidden = torch.cat((hidden, out[-1:]))
     return head.logits(hidden[-1:], target.decoder.head)[0]
@@ -229,7 +229,7 @@ def depths_logits(
     text, rows = [*tokens, *path], len(hidden)
     for k in range(1, len(path) + 2):
         ahead = text[first + k : first + k + rows]
-        embeds = head.embed(on(ahead), target.decoder.embedding)
+        embeds = head.embed(on(ahead), target.decoder.embed)
         hidden = head.forward(k - 1, embeds, hidden, *_whole(target, head, rows))
     return head.logits(hidden[-1:], target.decoder.head)[0]
 

@@ -12,6 +12,7 @@ from lab import (
     FP32,
     PROMPT,
     RandomSource,
+    dense,
     engine,
     exact_law,
     model,
@@ -19,8 +20,8 @@ from lab import (
     p_value,
     pool_for,
     run,
-    sample_outputs,
-)  # fmt: skip
+    sample_outputs,  # fmt: skip
+)
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend_
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
@@ -44,7 +45,6 @@ from paceline.text.pieces import BYTE_OF
 from paceline.text.tokenizer import Tokenizer
 from paceline.types import Draft, View
 from paceline.weights.assemble import assemble
-from paceline.weights.convert import convert
 from paceline.weights.load import LoadedModel, load_model
 from paceline.weights.presets import preset_is_cached
 
@@ -238,7 +238,7 @@ def renumbered(loaded: LoadedModel, tokens: Sequence[str], *, special: Sequence[
     tokenizer = spelling(tokens, special=special)
     names = [loaded.tokenizer.backend.token_to_id(tokenizer.token_string(i)) for i in range(tokenizer.vocab_size)]
     order = torch.tensor(names)
-    tensors = dict(convert(RandomSource(0, 2.0, WIDE), FP32))
+    tensors = dense(RandomSource(0, 2.0, WIDE))
     tensors["head.weight"] = tensors["head.weight"][order] * 2.0
     tensors["embedding"] = tensors["embedding"][order]
     config = replace(WIDE, vocab_size=len(names))
@@ -418,7 +418,7 @@ def test_the_same_model_under_other_ids_is_always_accepted(seed: int | None, mod
     config = replace(WIDE, vocab_size=20)
     target = speaking(model(0, config=config, sharpness=2.0), spelling(LETTERS))
     order = torch.arange(19, -1, -1)
-    tensors = dict(convert(RandomSource(0, 2.0, config), FP32))
+    tensors = dense(RandomSource(0, 2.0, config))
     tensors["head.weight"], tensors["embedding"] = tensors["head.weight"][order] * 2.0, tensors["embedding"][order]
     twin = LoadedModel("twin", assemble(config, tensors, FP32, None), spelling(LETTERS[::-1]), FP32, "twin")
     drafting = proposer(target, twin, mode)

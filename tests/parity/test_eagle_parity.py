@@ -55,7 +55,7 @@ def golden(name: str) -> tuple[Eagle3Head, dict[str, Tensor], Tensor, Tensor]:
     """The head, what speculators computed, and the first step's embeddings and features."""
     head, given = load_golden(name)
     assert isinstance(head, Eagle3Head)
-    embeds = head.embed(given["tokens"], torch.empty(0))
+    embeds = head.embed(given["tokens"], torch.empty(0).__getitem__)
     return head, given, embeds, head.fuse(given["taps"].chunk(len(head.taps), dim=1))
 
 
@@ -103,7 +103,7 @@ def test_several_steps_against_speculators(name: str, last: int) -> None:
     for step in range(1, STEPS):
         following = given["tokens"][last + step : last + step + 1]
         token = following if following.numel() else torch.zeros(1, dtype=torch.int64)
-        embed = head.embed(token, torch.empty(0))
+        embed = head.embed(token, torch.empty(0).__getitem__)
         hidden = run.feed([0], rows_of(head, embed, hidden))
         assert_close(hidden, given[f"hidden.{step}"][last : last + 1])
         assert_close(head.logits(hidden), given[f"logits.{step}"][last : last + 1])
@@ -125,7 +125,7 @@ def test_several_sequences_in_one_forward_against_speculators(name: str) -> None
 def test_a_draft_tree_gives_each_branch_what_a_chain_gives(name: str) -> None:
     head, _, embeds, features = golden(name)
     branches = [[0, 1], [2, 3]]  # two chains of two drafts behind the first rows; nodes 0, 2 | 1, 3 by level
-    tokens = head.embed(torch.tensor([5, 17, 90, 33]), torch.empty(0))
+    tokens = head.embed(torch.tensor([5, 17, 90, 33]), torch.empty(0).__getitem__)
     state = torch.stack([features[6], features[7], features[8], features[9]])
     chains = []
     for branch in branches:
@@ -221,7 +221,10 @@ def eagle3_reference(w: Weights, embeds: Tensor, features: Tensor) -> Tensor:
 def test_eagle1_against_the_equations(kind: Kind, tmp_path: Path) -> None:
     head, w = eagle1(tmp_path, kind)
     tokens, features = torch.tensor(prompt(ROWS + STEPS)) % VOCAB, torch.randn(ROWS, HIDDEN)
-    embeds, output = head.embed(tokens, torch.empty(0)), DenseLinear(torch.randn(VOCAB, HIDDEN) / HIDDEN**0.5)
+    embeds, output = (
+        head.embed(tokens, torch.empty(0).__getitem__),
+        DenseLinear(torch.randn(VOCAB, HIDDEN) / HIDDEN**0.5),
+    )
     run = fresh(head)
     ours = run.feed(range(ROWS), rows_of(head, embeds, head.fuse([features])))
     assert_close(ours, eagle1_reference(w, tokens[:ROWS], features))
@@ -237,7 +240,7 @@ def test_eagle3_against_the_equations(tmp_path: Path) -> None:
     head, w = eagle3(tmp_path)
     table = torch.randn(VOCAB, HIDDEN)
     tokens, taps = torch.tensor(prompt(ROWS + STEPS)) % VOCAB, [torch.randn(ROWS, HIDDEN) for _ in range(3)]
-    embeds, run = head.embed(tokens, table), fresh(head)
+    embeds, run = head.embed(tokens, table.__getitem__), fresh(head)
     features = torch.cat(taps, dim=1) @ w["fc.weight"].T
     ours = run.feed(range(ROWS), rows_of(head, embeds, head.fuse(taps)))
     assert_close(ours, eagle3_reference(w, table[tokens[:ROWS]], features))

@@ -63,7 +63,7 @@ def test_every_step_against_speculators(sizes: list[int]) -> None:
     assert isinstance(head, MtpHead)
     output, hidden = DenseLinear(given["head"].float()), given["last_hidden"]
     for step in range(STEPS):
-        embeds = head.embed(given["tokens"][step + 1 : step + 1 + ROWS], given["embedding"])
+        embeds = head.embed(given["tokens"][step + 1 : step + 1 + ROWS], given["embedding"].__getitem__)
         run, parts, start = fresh(head), [], 0
         for size in sizes:
             parts.append(run.feed(range(start, start + size), rows_of(head, step, embeds, hidden)))
@@ -121,7 +121,7 @@ def test_each_depth_against_the_equations(style: str, tmp_path: Path) -> None:
     for depth in range(DEPTHS + 1):
         ahead = tokens[depth + 1 : depth + 1 + ROWS]
         expected = reference(w, style, depth % DEPTHS, ahead, hidden)
-        embeds = head.embed(ahead, w["model.embed_tokens.weight"])
+        embeds = head.embed(ahead, w["model.embed_tokens.weight"].__getitem__)
         ours = head.forward(depth, embeds, hidden, torch.arange(ROWS), [span], run.pool)
         assert_close(ours, expected)
         assert_close(head.logits(ours, output), expected @ w["lm_head.weight"].T)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from paceline.model.decoder import ACTIVATIONS, by_rows
+from paceline.model.sublayers import ACTIVATIONS, by_rows
 
 GATED = ("silu", "gelu_tanh")
 

@@ -202,7 +202,7 @@ def test_weights_take_the_backends_dtype(dtype: torch.dtype) -> None:
     head = eagle3(GOLDEN / "eagle3", backend=Backend(torch.device("cpu"), "fp32", dtype))
     assert head.dtype == dtype
     assert head.fc.weight.dtype == dtype  # type: ignore[attr-defined]
-    assert head.embed(torch.tensor([1]), torch.empty(0)).dtype == dtype
+    assert head.embed(torch.tensor([1]), torch.empty(0).__getitem__).dtype == dtype
     assert head.fuse([torch.randn(1, 32)] * 3).dtype == dtype
     assert logits(head).dtype == torch.float32
 
@@ -223,8 +223,8 @@ def test_a_head_without_an_embedding_uses_the_targets(tmp_path: Path) -> None:
     head = eagle3(write(tmp_path, config, weights))
     assert head.embedding is None
     tokens, other = torch.tensor([3, 7]), torch.randn(200, 32)
-    assert torch.equal(head.embed(tokens, other), other[tokens])
-    assert torch.equal(eagle3(GOLDEN / "eagle3").embed(tokens, other), own[tokens])
+    assert torch.equal(head.embed(tokens, other.__getitem__), other[tokens])
+    assert torch.equal(eagle3(GOLDEN / "eagle3").embed(tokens, other.__getitem__), own[tokens])
 
 
 def test_a_head_narrower_than_its_target_brings_its_embedding(tmp_path: Path) -> None:

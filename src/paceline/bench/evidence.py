@@ -19,6 +19,7 @@ from paceline.model.decoder import Batch
 from paceline.sampling.noise import Purpose, key, sample, uniform
 from paceline.sampling.params import SamplingParams
 from paceline.sampling.transform import Cut, truncate
+from paceline.text.tokenizer import Tokenizer
 from paceline.verify.rejection import verify_rejection
 from paceline.verify.trees import line_up
 from paceline.weights.load import LoadedModel
@@ -41,7 +42,7 @@ def run_checks(options: Options, prompts: list[str], tokens: int, seeds: int) ->
     layers = models.target.config.num_layers
     methods = [method for method in available_methods(options.draft, options.head, layers) if method != "none"]
     engines = {m: LLM(**_options(options, m), models=models) for m in ("none", *methods)}
-    ids = [_encode(engines["none"], prompt) for prompt in prompts]
+    ids = [encode(models.target.tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
     for method in methods:
         yield _same_tokens(engines, method, ids, [SamplingParams(max_tokens=tokens)], "greedy")
     sampled = [SamplingParams(temperature=0.8, top_p=0.95, seed=seed, max_tokens=tokens) for seed in range(seeds)]
@@ -58,10 +59,11 @@ def _options(options: Options, method: str) -> dict[str, Any]:
     return {**vars(options), "method": method}
 
 
-def _encode(llm: LLM, prompt: str) -> list[int]:
-    if llm.tokenizer.chat_template is None:
-        return llm.encode(prompt)
-    return llm.chat_prompt([{"role": "user", "content": prompt}])
+def encode(tokenizer: Tokenizer, messages: list[dict[str, str]]) -> list[int]:
+    """Rendered as a chat; for a base model, which has no template, the bare text."""
+    if tokenizer.chat_template is None:
+        return tokenizer.encode("\n\n".join(message["content"] for message in messages))
+    return tokenizer.encode(tokenizer.render_chat(messages))
 
 
 def _same_tokens(
@@ -90,7 +92,7 @@ def _same_tokens(
 def _all_logits(model: LoadedModel, ids: list[int], step: int) -> Tensor:
     """Logits [n, V] of every position, computed `step` rows at a time."""
     backend = model.backend
-    pool = BlockPool(model.config, len(ids) // 16 + 1, backend.device, backend.dtype)
+    pool = BlockPool(model.config, len(ids) // 16 + 1, backend.device, backend.cache_dtype)
     cache = pool.open([], len(ids))
     rows = []
     for begin in range(0, len(ids), step):
@@ -128,7 +130,7 @@ def _prefix(model: LoadedModel, ids: list[int], fresh: Tensor) -> Check:
 
 def _uneven(model: LoadedModel, ids: list[int]) -> Tensor:
     backend = model.backend
-    pool = BlockPool(model.config, len(ids) // 16 + 2, backend.device, backend.dtype)
+    pool = BlockPool(model.config, len(ids) // 16 + 2, backend.device, backend.cache_dtype)
     cache = pool.open([], len(ids) + 5)
     logits = torch.empty(0)
     while cache.length < len(ids):

@@ -54,7 +54,7 @@ def _log_probabilities(model: LoadedModel, passages: list[list[int]]) -> list[Te
 
 @torch.inference_mode()
 def _run(model: LoadedModel, ids: list[int]) -> Tensor:
-    pool = BlockPool(model.config, len(ids) // 16 + 1, model.backend.device, model.backend.dtype)
+    pool = BlockPool(model.config, len(ids) // 16 + 1, model.backend.device, model.backend.cache_dtype)
     cache = pool.open([], len(ids))
     rows = []
     for begin in range(0, len(ids), CHUNK):

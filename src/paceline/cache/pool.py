@@ -187,6 +187,7 @@ class SequenceCache:
     length: int = 0
     chain: list[bytes] = field(default_factory=list)  # hash of each registered full block
     _table: Tensor | None = None
+    _table32: Tensor | None = None
     _views: tuple[int, list[tuple[Tensor, Tensor]]] | None = None
 
     def reserve(self, tokens: int) -> None:
@@ -307,8 +308,14 @@ class SequenceCache:
             table = torch.cat((table, table.new_zeros(length - table.shape[0])))
         return table
 
+    def slots32(self) -> Tensor:
+        """Slots of all reserved positions as int32, for the native kernels."""
+        if self._table32 is None:
+            self._table32 = self.slot_table(len(self.blocks) * self.pool.block_size).int()
+        return self._table32
+
     def _moved(self) -> None:
-        self._table, self._views = None, None
+        self._table, self._table32, self._views = None, None, None
 
     def _end(self) -> int:
         return self.pool.keys[0].shape[0]

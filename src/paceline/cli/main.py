@@ -8,6 +8,7 @@ import typer
 
 from paceline.cli.bench import bench
 from paceline.cli.chat import chat
+from paceline.cli.doctor import doctor
 from paceline.cli.explain import explain
 from paceline.cli.generate import generate
 from paceline.cli.models import models_app
@@ -28,6 +29,7 @@ app.command()(chat)
 app.command()(bench)
 app.command()(verify)
 app.command()(quality)
+app.command()(doctor)
 app.add_typer(models_app, name="models")
 
 

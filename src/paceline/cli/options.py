@@ -43,7 +43,7 @@ Verify = Annotated[
         help="auto, rejection, coupled (same tokens as plain under a seed), or typical (lossy).", rich_help_panel=_MODEL
     ),
 ]
-Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, int8, int8-fast, or int4.", rich_help_panel=_MODEL)]
+Precision = Annotated[str, typer.Option(help="auto, stored, fp32, bf16, int8 or int4.", rich_help_panel=_MODEL)]
 DraftPrecision = Annotated[str | None, typer.Option(help="Precision of the draft.", rich_help_panel=_MODEL)]
 DraftVocab = Annotated[
     int | None, typer.Option(help="The draft scores only its first N ids and special tokens.", rich_help_panel=_MODEL)

@@ -14,7 +14,7 @@ from paceline.cli import options as opt
 
 def quality(
     model: opt.Model = "smollm2-135m",
-    precisions: Annotated[str, typer.Option(help="Comma separated.")] = "bf16,int8,int8-fast",
+    precisions: Annotated[str, typer.Option(help="Comma separated.")] = "stored,int8,int4,bf16",
     positions: Annotated[int, typer.Option(help="Positions to compare.", min=1)] = 400,
     prompts: Annotated[Path | None, typer.Option(help="Prompts file (default: the built-in ones).")] = None,
     threads: opt.Threads = None,

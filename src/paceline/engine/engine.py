@@ -121,13 +121,13 @@ class Engine:
 
 def make_pool(config: ModelConfig, backend: Backend, salt: str, engine: EngineConfig) -> BlockPool:
     """A pool within the byte budget, never larger than `max_batch` full contexts."""
-    size = BlockPool.bytes_per_block(config, backend.dtype, engine.block_size)
+    size = BlockPool.bytes_per_block(config, backend.cache_dtype, engine.block_size)
     budget = engine.cache_bytes if engine.cache_bytes is not None else _default_bytes(backend.device)
     most = engine.max_batch * -(-config.max_positions // engine.block_size)
     blocks = min(budget // size, most)
     if blocks < 1:
         raise PacelineError(f"cache_bytes of {budget} holds no block of {size} bytes; raise it")
-    return BlockPool(config, blocks, backend.device, backend.dtype, engine.block_size, salt)
+    return BlockPool(config, blocks, backend.device, backend.cache_dtype, engine.block_size, salt)
 
 
 def _default_bytes(device: torch.device) -> int:

@@ -13,7 +13,8 @@ from paceline.cache.pool import BlockPool
 from paceline.device import Backend
 from paceline.model.attention import Span
 from paceline.model.config import ModelConfig
-from paceline.model.decoder import Batch, Decoder, Layer, Norm
+from paceline.model.decoder import Batch, Decoder
+from paceline.model.sublayers import Layer, Norm
 
 Rows = Callable[[Tensor], Tensor]
 """Any function of rows [T, in] -> [T, out]."""

@@ -10,9 +10,9 @@ from torch import Tensor
 from paceline.device import Backend
 from paceline.heads.tensors import HeadTensors
 from paceline.model.config import ModelConfig
-from paceline.model.decoder import Layer, Norm
 from paceline.model.linear import DenseLinear, Linear
 from paceline.model.norm import RMSNorm
+from paceline.model.sublayers import Layer, Norm
 
 
 @dataclass(frozen=True)

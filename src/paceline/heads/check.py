@@ -51,7 +51,7 @@ def _guesses(head: Head, target: LoadedModel, tokens: Tensor, taps: list[Tensor]
     cache = pool.open((), count)
     cache.append(count)
     spans, positions = [Span(cache, 0, count, 0)], torch.arange(count, device=decoder.device)
-    embeds = head.embed(tokens[1:], decoder.embedding)
+    embeds = head.embed(tokens[1:], decoder.embed)
     if isinstance(head, MtpHead):
         return head.logits(head.forward(0, embeds, taps[0], positions, spans, pool), decoder.head).argmax(dim=1)
     assert isinstance(head, EagleHead)

@@ -44,10 +44,10 @@ class EagleHead(ABC):
     def dtype(self) -> torch.dtype:
         return self.block.dtype
 
-    def embed(self, tokens: Tensor, target_embedding: Tensor) -> Tensor:
-        """Token ids [T] -> [T, H], from the head's own embedding where it has one. Never scaled as Gemma's are."""
-        table = target_embedding if self.embedding is None else self.embedding
-        return F.embedding(tokens, table).to(self.dtype)
+    def embed(self, tokens: Tensor, target_embed: Rows) -> Tensor:
+        """Token ids [T] -> [T, H], from the head's own embedding or else by `Decoder.embed`, which does not scale."""
+        rows = target_embed(tokens) if self.embedding is None else F.embedding(tokens, self.embedding)
+        return rows.to(self.dtype)
 
     @abstractmethod
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:

@@ -13,8 +13,8 @@ from paceline.cache.pool import BlockPool
 from paceline.heads.block import Rows, as_norm
 from paceline.heads.eagle import EagleHead
 from paceline.model.attention import Span
-from paceline.model.decoder import Layer
 from paceline.model.linear import Linear
+from paceline.model.sublayers import Layer
 
 
 @dataclass(kw_only=True)

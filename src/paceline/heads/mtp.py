@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool
@@ -49,9 +48,9 @@ class MtpHead:
     def dtype(self) -> torch.dtype:
         return self.block.dtype
 
-    def embed(self, tokens: Tensor, target_embedding: Tensor) -> Tensor:
-        """Token ids [T] -> [T, H]; the embedding is the target's."""
-        return F.embedding(tokens, target_embedding).to(self.dtype)
+    def embed(self, tokens: Tensor, target_embed: Rows) -> Tensor:
+        """Token ids [T] -> [T, H]; the embedding is the target's, by `Decoder.embed`."""
+        return target_embed(tokens).to(self.dtype)
 
     def forward(
         self, depth: int, embeds: Tensor, hidden: Tensor, positions: Tensor, spans: Sequence[Span], pool: BlockPool

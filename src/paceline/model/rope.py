@@ -22,6 +22,7 @@ class Rope:
         self.frequencies = frequencies.to(device)
         self.cos = torch.empty(0, head_dim, device=device)
         self.sin = torch.empty(0, head_dim, device=device)
+        self.half_cos = self.half_sin = torch.empty(0, head_dim // 2, device=device)
 
     def table(self, positions: Tensor, longest: int) -> tuple[Tensor, Tensor]:
         """cos and signed sin for `positions` [T], each [T, 1, head_dim]; `longest` bounds the positions."""
@@ -29,11 +30,18 @@ class Rope:
             self._grow(max(longest, 2 * self.cos.shape[0], 1024))
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
 
+    def halves(self, longest: int) -> tuple[Tensor, Tensor]:
+        """cos and sin of all positions below `longest` and perhaps more, each [.., head_dim / 2]."""
+        if longest > self.cos.shape[0]:
+            self._grow(max(longest, 2 * self.cos.shape[0], 1024))
+        return self.half_cos, self.half_sin
+
     def _grow(self, length: int) -> None:
         angles = torch.arange(length, device=self.frequencies.device).double()[:, None] * self.frequencies.double()
         cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
         self.cos = torch.cat((cos, cos), dim=-1).float()
         self.sin = torch.cat((-sin, sin), dim=-1).float()
+        self.half_cos, self.half_sin = cos.float(), sin.float()
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

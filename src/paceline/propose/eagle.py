@@ -15,6 +15,7 @@ from torch import Tensor
 
 from paceline.cache.pool import BlockPool, CacheFull, SequenceCache
 from paceline.device import send
+from paceline.heads.block import Rows
 from paceline.model.attention import Span
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Decoder
@@ -34,7 +35,7 @@ class FeatureHead(Protocol):
     def taps(self) -> tuple[int, ...]: ...
     @property
     def target_ids(self) -> Tensor | None: ...
-    def embed(self, tokens: Tensor, target_embedding: Tensor) -> Tensor: ...
+    def embed(self, tokens: Tensor, target_embed: Rows) -> Tensor: ...
     def fuse(self, taps: Sequence[Tensor]) -> Tensor: ...
     def forward(
         self, embeds: Tensor, features: Tensor, positions: Tensor, spans: Sequence[Span], pool: BlockPool
@@ -186,5 +187,5 @@ class EagleProposer(Proposer):
         device = self.target.device
         # Rotary positions matter only by their differences, so a head that starts cold counts from its own first row.
         positions = send(torch.cat([span.positions() for span in spans]), device)
-        embeds = self.head.embed(send(tokens, device), self.target.embedding)
+        embeds = self.head.embed(send(tokens, device), self.target.embed)
         return self.head.forward(embeds, features, positions, spans, self.pool)

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from paceline.errors import PacelineError
-from paceline.model.decoder import Decoder, Norm
+from paceline.model.decoder import Decoder
 from paceline.model.norm import LayerNorm, RMSNorm
+from paceline.model.sublayers import Norm
 from paceline.propose.base import Budget, Needs, Proposer
 from paceline.propose.rollout import CHAIN, Shape
 from paceline.propose.self_draft import Part, SelfDraft

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from paceline.cache.pool import BlockPool, CacheFull, SequenceCache
 from paceline.device import send
+from paceline.heads.block import Rows
 from paceline.heads.mtp import MtpHead
 from paceline.model.attention import Span
 from paceline.model.config import ModelConfig
@@ -41,8 +42,8 @@ class RepeatedDepth:
     def taps(self) -> tuple[int, ...]:
         return self.head.taps
 
-    def embed(self, tokens: Tensor, target_embedding: Tensor) -> Tensor:
-        return self.head.embed(tokens, target_embedding)
+    def embed(self, tokens: Tensor, target_embed: Rows) -> Tensor:
+        return self.head.embed(tokens, target_embed)
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         return taps[0].to(self.head.dtype)
@@ -195,5 +196,5 @@ class MtpProposer(Proposer):
         device = self.target.device
         # Rotary positions matter only by their differences, so each depth counts from its own first row.
         positions = send(torch.cat([span.positions() for span in spans]), device)
-        embeds = self.head.embed(send(tokens, device), self.target.embedding)
+        embeds = self.head.embed(send(tokens, device), self.target.embed)
         return self.head.forward(depth, embeds, hidden, positions, spans, self.pool)

@@ -17,6 +17,7 @@ from paceline.cache.tree import Parents, is_chain
 from paceline.device import send
 from paceline.model.attention import Span
 from paceline.propose.base import Budget
+from paceline.sampling.best import likeliest, likeliest_with_total
 from paceline.sampling.noise import Purpose, gumbel, key, sample
 from paceline.sampling.transform import NEVER, NO_TOKENS, RowSpan, transform
 from paceline.types import NO_DRAFT, Draft, View
@@ -205,7 +206,7 @@ class Rollout:
             self._grow_trees([rows[row] for row in trees], scores if not chains else scores[trees])
 
     def _grow_chains(self, rows: Sequence[tuple[Growth, int]], scores: Tensor) -> None:
-        picked = scores.argmax(dim=1)
+        picked, total = likeliest_with_total(scores) if self.looks else (likeliest(scores), None)
         noisy = [row for row, (growth, _) in enumerate(rows) if not growth.view.params.greedy]
         if noisy:
             index = send(torch.tensor(noisy), scores.device)
@@ -213,8 +214,8 @@ class Rollout:
             picked[index] = sample(scores[index], words)
         tokens = self._target_ids(picked, scores)
         confidence: list[float] | list[None] = [None] * len(rows)
-        if self.looks:
-            own = scores.gather(1, picked[:, None]).squeeze(1) - scores.logsumexp(dim=1)
+        if total is not None:
+            own = scores.gather(1, picked[:, None]).squeeze(1) - total
             confidence = own.exp().tolist()
         q = scores.softmax(dim=1) if any(growth.draws for growth, _ in rows) else None
         for row, (growth, node) in enumerate(rows):

@@ -17,7 +17,8 @@ from torch import Tensor
 from paceline.cache.pool import CacheFull, SequenceCache
 from paceline.device import send
 from paceline.model.attention import Span
-from paceline.model.decoder import Batch, Decoder, Norm, Sublayer
+from paceline.model.decoder import Batch, Decoder, Sublayer
+from paceline.model.sublayers import Norm
 from paceline.propose.base import Budget
 from paceline.propose.rollout import CHAIN, Growth, Level, Rollout, Shape
 from paceline.types import NO_DRAFT, Draft, View

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from paceline.sampling.best import likeliest
 from paceline.sampling.noise import sample
 from paceline.verify.trees import Trees
 
 
 def choose(scores: Tensor, keys: Tensor | None) -> Tensor:
     """What plain decoding emits at each row [R]: argmax of scores [R, V] plus the row's SAMPLE noise, if any."""
-    return scores.argmax(dim=1) if keys is None else sample(scores, keys)
+    return likeliest(scores) if keys is None else sample(scores, keys)
 
 
 def verify_coupled(chosen: Tensor, trees: Trees) -> tuple[Tensor, Tensor]:

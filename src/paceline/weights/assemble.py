@@ -8,16 +8,22 @@ from torch import Tensor
 
 from paceline.device import Backend
 from paceline.model.config import ModelConfig
-from paceline.model.decoder import Decoder, Layer, Norm
+from paceline.model.decoder import Decoder
 from paceline.model.linear import DenseLinear, Int4Linear, Int8Linear, Linear
 from paceline.model.norm import LayerNorm, RMSNorm
+from paceline.model.sublayers import Layer, Norm
+from paceline.native.assemble import assemble_native
+from paceline.native.packed import Packed
 
 
 def assemble(
-    config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend, head_ids: Tensor | None = None
+    config: ModelConfig, tensors: Mapping[str, Tensor | Packed], backend: Backend, head_ids: Tensor | None = None
 ) -> Decoder:
     """`head_ids` [n]: score only these token ids, in this order (a draft's reduced vocabulary)."""
-    build = _Builder(config, tensors, backend)
+    if backend.native:
+        return assemble_native(config, tensors, backend, head_ids)
+    dense = {name: tensor for name, tensor in tensors.items() if not isinstance(tensor, Packed)}
+    build = _Builder(config, dense, backend)
     return Decoder(
         config=config,
         embedding=build.tensor("embedding"),
@@ -80,4 +86,4 @@ class _Builder:
         nibbles, groups = part("nibbles"), part("groups")
         if nibbles is not None and groups is not None:
             return Int4Linear(nibbles, groups, Int8Linear(weight, scale, split=False), bias)
-        return Int8Linear(weight, scale, bias, split=self.backend.precision == "int8")
+        return Int8Linear(weight, scale, bias)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from torch import Tensor
 
 from paceline.errors import PacelineError
 from paceline.model.config import config_from_hf
+from paceline.native.packed import Format
+from paceline.weights.source import Stored
 
 # Hugging Face module -> GGUF module, inside a layer and outside.
 _LAYER = {
@@ -64,11 +67,22 @@ class GGUFSource:
             values = dequantize(stored.data, stored.tensor_type)
         except NotImplementedError:
             raise PacelineError(f"tensor type {stored.tensor_type.name} in {self.path} cannot be dequantised") from None
-        tensor = torch.from_numpy(np.array(values, dtype=np.float32))
+        return self._rows_in_order(name, torch.from_numpy(np.array(values, dtype=np.float32)))
+
+    def stored(self, name: str) -> Stored | None:
+        tensor = self._stored(self._gguf_name(name))
+        form = Format.of_gguf(tensor.tensor_type.name)
+        if form is None:
+            return None
+        columns, rows = (int(size) for size in tensor.shape)
+        with warnings.catch_warnings(action="ignore"):  # the file is mapped read-only, and only read
+            data = torch.from_numpy(tensor.data)
+        return Stored(form, rows, columns, self._rows_in_order(name, data))
+
+    def _rows_in_order(self, name: str, rows: Tensor) -> Tensor:
         if self.architecture == "llama" and re.search(r"\.(q|k)_proj\.", name):
-            heads = self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads
-            tensor = unpermute(tensor, heads)
-        return tensor
+            return unpermute(rows, self.config.num_heads if ".q_proj." in name else self.config.num_kv_heads)
+        return rows
 
     def _stored(self, name: str) -> Any:
         stored = self._tensors.get(name)

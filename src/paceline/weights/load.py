@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -11,6 +13,8 @@ from paceline.device import Backend, choose_backend
 from paceline.errors import PacelineError
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Decoder
+from paceline.native.decoder import runs_natively
+from paceline.native.packed import Packed
 from paceline.text.tokenizer import Tokenizer
 from paceline.weights.assemble import assemble
 from paceline.weights.cache_dir import converted_dir
@@ -53,19 +57,22 @@ def load_model(
     device: str | None = None,
     precision: str = "auto",
     head_vocab: int | None = None,
+    may_round: bool = False,
     progress: bool = False,
 ) -> LoadedModel:
     """Load a preset, directory, .gguf file or hub id. Raises PacelineError with what to do about it.
 
-    `head_vocab`: score only the first so many token ids and the special ones.
+    `head_vocab`: score only the first so many token ids and the special ones. `may_round`: `auto` may take fewer bits
+    than the checkpoint has, as for a draft.
     """
     checkpoint = resolve(name, progress=progress)
     key = fingerprint(checkpoint)
-    backend, converted = _load_weights(checkpoint, key, device, precision, progress)
+    choose = partial(choose_backend, device, precision, may_round=may_round)
+    backend, converted = _load_weights(checkpoint, key, choose, progress)
     tokenizer = _load_tokenizer(checkpoint)
     head_ids = None if head_vocab is None else _head_ids(head_vocab, tokenizer, converted.config.vocab_size)
     decoder = assemble(converted.config, converted.tensors, backend, head_ids)
-    return LoadedModel(name, decoder, tokenizer, backend, f"{key}-{backend.precision}")
+    return LoadedModel(name, decoder, tokenizer, backend, f"{key}-{backend.key}")
 
 
 def _head_ids(count: int, tokenizer: Tokenizer, rows: int) -> Tensor:
@@ -82,36 +89,37 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
 
 
 def _load_weights(
-    checkpoint: Checkpoint, key: str, device: str | None, precision: str, progress: bool
+    checkpoint: Checkpoint, key: str, choose: Callable[..., Backend], progress: bool
 ) -> tuple[Backend, Converted]:
-    likely = choose_backend(device, precision, quantized_checkpoint=checkpoint.kind == "gguf")
-    stored = load_converted(key, likely.precision)
+    likely = choose(quantized_checkpoint=checkpoint.kind == "gguf")
+    stored = load_converted(key, likely)
     if stored is not None:
-        backend = choose_backend(device, precision, quantized_checkpoint=stored.quantized)
-        if backend.precision == likely.precision:
+        backend = choose(quantized_checkpoint=stored.quantized, native=runs_natively(stored.config))
+        if backend == likely:
             return backend, stored
     source = open_source(checkpoint)
-    backend = choose_backend(device, precision, quantized_checkpoint=source.quantized)
+    backend = choose(quantized_checkpoint=source.quantized, native=runs_natively(source.config))
     tensors = _convert(source, backend, f"converting {checkpoint.name} to {backend.precision}, once", progress)
     converted = Converted(source.config, source.quantized, tensors)
-    if backend.int8 or backend.int4 or (source.quantized and backend.precision != "fp32"):
+    if backend.native or backend.int8 or backend.int4 or (source.quantized and backend.precision != "fp32"):
         save_converted(key, backend, converted)
-    return backend, converted
+    # What was stored lies better in memory than what was converted piece by piece.
+    return backend, (load_converted(key, backend) if backend.native else None) or converted
 
 
-def _convert(source: TensorSource, backend: Backend, label: str, progress: bool) -> dict[str, Tensor]:
+def _convert(source: TensorSource, backend: Backend, label: str, progress: bool) -> dict[str, Tensor | Packed]:
     """All converted tensors, with a bar that moves a layer at a time."""
     if not progress:
         return dict(convert(source, backend))
     from rich.console import Console
     from rich.progress import Progress
 
-    console, tensors = Console(stderr=True), {}
+    console, tensors = Console(stderr=True), dict[str, Tensor | Packed]()
     with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(label, total=source.config.num_layers)
         for name, tensor in convert(source, backend):
             tensors[name] = tensor
-            bar.advance(task, name.endswith(".down.weight"))
+            bar.advance(task, name.endswith((".down.weight", ".down.0")))
     return tensors
 
 

@@ -35,6 +35,9 @@ class SafetensorsSource:
     def __contains__(self, name: str) -> bool:
         return self._find(name) is not None
 
+    def stored(self, name: str) -> None:
+        return None
+
     def get(self, name: str) -> Tensor:
         found = self._find(name)
         if found is None:

@@ -14,7 +14,7 @@ from paceline.heads.eagle3 import Eagle3Head, widen
 from paceline.heads.expected import check_tensors, layer_shapes
 from paceline.heads.tensors import HeadTensors, Shape
 from paceline.model.config import ModelConfig
-from paceline.model.decoder import Layer
+from paceline.model.sublayers import Layer
 
 # Parts of the target that training frameworks leave behind, and what follows from `d2t`.
 _DROPPED = ("verifier_", "rotary_emb.", "t2d")

@@ -1,0 +1,102 @@
+"""Our best mode against the peers' best, kind by kind, from runs paired by prompt and repeat."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from benchmarks.peers.engines import OURS
+from benchmarks.peers.timing import PREFILL, Run
+
+from paceline.bench.speedup import RESAMPLES, Speedup, Values, speedup, typical, values
+
+
+@dataclass(frozen=True)
+class KindRow:
+    """A mode on the prompts of one kind: its typical decode rate, and our best mode's rate over it."""
+
+    kind: str
+    label: str
+    tokens_per_second: float | None
+    ours_over_it: Speedup | None
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Ours over theirs."""
+
+    kind: str
+    ours: str
+    theirs: str
+    ratio: Speedup
+
+
+def rates(runs: Sequence[Run]) -> dict[str, dict[str, Values]]:
+    """Decode rates by kind and mode, [prompts, repeats]; modes in the order in which they first ran."""
+    labels = list(dict.fromkeys(run.label for run in runs))
+    found: dict[str, dict[str, dict[str, list[float]]]] = {}
+    for run in runs:
+        if run.task.kind != PREFILL:
+            modes = found.setdefault(run.task.kind, {label: {} for label in labels})
+            modes[run.label].setdefault(run.task.id, []).append(run.answer.tokens_per_second)
+    return {
+        kind: {label: values(list(prompts.values())) for label, prompts in modes.items()}
+        for kind, modes in found.items()
+    }
+
+
+def best(modes: Mapping[str, Values], ours: bool) -> str | None:
+    """The mode with the highest typical rate, among ours or the peers'."""
+    typicals = {label: typical(rate) for label, rate in modes.items() if is_ours(label) == ours}
+    timed_ones = {label: rate for label, rate in typicals.items() if rate is not None}
+    return max(timed_ones, key=timed_ones.__getitem__, default=None)
+
+
+def is_ours(label: str) -> bool:
+    return label.startswith(f"{OURS}:")
+
+
+def kind_rows(by_kind: Mapping[str, Mapping[str, Values]]) -> list[KindRow]:
+    rows = []
+    for kind, modes in by_kind.items():
+        ours = best(modes, ours=True)
+        for label, rate in modes.items():
+            ratio = None if ours is None else speedup(modes[ours], rate)
+            rows.append(KindRow(kind, label, typical(rate), ratio))
+    return rows
+
+
+def against_best(by_kind: Mapping[str, Mapping[str, Values]], ours: str | None = None) -> list[Ratio]:
+    """By kind, our best mode (or the mode `ours`) over the peers' best. Kinds without a pair are left out."""
+    ratios = []
+    for kind, modes in by_kind.items():
+        mine, theirs = ours or best(modes, ours=True), best(modes, ours=False)
+        if mine is None or theirs is None or mine not in modes:
+            continue
+        ratio = speedup(modes[mine], modes[theirs])
+        if ratio is not None:
+            ratios.append(Ratio(kind, mine, theirs, ratio))
+    return ratios
+
+
+def geometric_mean(by_kind: Mapping[str, Mapping[str, Values]], ratios: Sequence[Ratio]) -> Speedup | None:
+    """Of the kinds' ratios. The interval resamples each kind's prompts, and within each its repeats, by itself."""
+    if not ratios:
+        return None
+    chance = np.random.default_rng(0)
+    resampled = [_resampled(by_kind[each.kind][each.ours], by_kind[each.kind][each.theirs], chance) for each in ratios]
+    low, high = np.nanquantile(np.exp(np.mean(np.log(resampled), axis=0)), (0.025, 0.975))
+    middle = np.exp(np.mean(np.log([each.ratio.median for each in ratios])))
+    return Speedup(float(middle), float(low), float(high))
+
+
+def _resampled(mine: Values, theirs: Values, chance: np.random.Generator) -> Values:
+    """Medians [RESAMPLES] of ratios of runs paired by prompt and repeat."""
+    ratios = np.where((mine > 0) & (theirs > 0), mine, np.nan) / np.where(theirs > 0, theirs, np.nan)
+    ratios = ratios[~np.isnan(ratios).all(axis=1)]
+    prompts, repeats = ratios.shape
+    rows = chance.integers(prompts, size=(RESAMPLES, prompts))
+    columns = chance.integers(repeats, size=(RESAMPLES, prompts, repeats))
+    medians: Values = np.nanmedian(np.nanmedian(ratios[rows[:, :, None], columns], axis=2), axis=1)
+    return medians

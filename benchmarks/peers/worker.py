@@ -1,0 +1,85 @@
+"""An engine's process, as the runner sees it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+from benchmarks.peers.protocol import Answer, Settings
+
+from paceline.errors import PacelineError
+
+ROOT = Path(__file__).parents[2]
+SHOWN = 15  # lines of a failed engine's log
+PATIENCE = 20  # seconds that an engine has to end by itself
+
+
+class Worker:
+    """Starts `python -m benchmarks.peers.ENGINE` and talks to it. Raises PacelineError with the end of its log."""
+
+    def __init__(self, engine: str, python: str, settings: Settings) -> None:
+        self.engine = engine
+        self.log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        command = [python, "-m", f"benchmarks.peers.{engine}"]
+        try:
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": str(settings.threads)}, text=True,
+                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+            )  # fmt: skip
+        except OSError as error:
+            raise PacelineError(f"cannot start '{python}' for {engine}: {error.strerror}; check the path") from None
+        try:
+            self.versions: dict[str, str] = self._ask(op="start", settings=asdict(settings))
+        except PacelineError:
+            self.close()
+            raise
+
+    def generate(self, mode: str, prompt: Sequence[int], max_tokens: int) -> Answer:
+        return Answer(**self._ask(op="generate", mode=mode, prompt=list(prompt), max_tokens=max_tokens))
+
+    def step_costs(self, rows: Sequence[int]) -> dict[int, float]:
+        """Median seconds of a step by rows; empty where the engine does not let one measure it."""
+        return {int(count): seconds for count, seconds in self._ask(op="step_costs", rows=list(rows)).items()}
+
+    def cpu_seconds(self) -> float:
+        """Processor time of the process and its children so far."""
+        try:
+            own = psutil.Process(self.process.pid)
+            family = [own, *own.children(recursive=True)]
+            return sum(sum(process.cpu_times()[:2]) for process in family)
+        except psutil.NoSuchProcess:
+            return 0.0
+
+    def close(self) -> None:
+        """End the process: by request, or by force if it does not listen."""
+        try:
+            self.process.communicate(json.dumps({"op": "close"}) + "\n", timeout=PATIENCE)
+        except (OSError, ValueError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+        self.log.close()
+
+    def _ask(self, **request: Any) -> Any:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            self.process.stdin.write(json.dumps(request) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except OSError:
+            line = ""
+        reply = json.loads(line) if line else {"error": "its process ended"}
+        if "error" in reply:
+            raise PacelineError(f"{self.engine} failed at '{request['op']}': {reply['error']}\n{self._end_of_log()}")
+        return reply["ok"]
+
+    def _end_of_log(self) -> str:
+        self.log.seek(0)
+        return "\n".join(self.log.read().splitlines()[-SHOWN:])

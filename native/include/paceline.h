@@ -1,0 +1,104 @@
+/* The C ABI of Paceline's CPU kernels. Nothing here allocates for the caller, throws or prints; pointers are borrowed for
+ * the time of a call. Sizes are in elements unless they say bytes. All matrices are row-major, all floats fp32. */
+#ifndef PACELINE_H
+#define PACELINE_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define PL_API __attribute__((visibility("default")))
+
+PL_API int32_t pl_abi(void); /* raised when anything below changes */
+
+/* Instruction sets that this library was built with and this processor has, best first, separated by commas. */
+PL_API const char* pl_backends(void);
+PL_API const char* pl_backend(void);                  /* the one in use */
+PL_API int32_t pl_use_backend(const char* name);      /* 0, or -1 if there is none of that name */
+PL_API int32_t pl_set_threads(int32_t threads);       /* the caller included; returns the number in use */
+
+/* ---- weights (pack.cpp). format: see src/formats.h ---- */
+
+/* Bytes of `rows` x `columns` in our layout, or -1 if the format does not divide `columns`. */
+PL_API int64_t pl_packed_bytes(int32_t format, int32_t rows, int32_t columns);
+/* GGUF blocks, row after row, to our layout. */
+PL_API void pl_pack(int32_t format, const void* stored, int32_t rows, int32_t columns, void* packed);
+/* fp32 [rows, columns] to a format: q4_1 by a search for the scale and minimum of least squared error, q8_0 by rounding. */
+PL_API int32_t pl_quantize(int32_t format, const float* weight, int32_t rows, int32_t columns, void* packed);
+/* Rows `ids` [count] of a packed matrix as another packed matrix. */
+PL_API void pl_take_rows(int32_t format, const void* packed, int32_t columns, const int64_t* ids, int32_t count, void* out);
+/* Rows `ids` [count], dequantised: out [count, columns]. Each weight is computed as in src/formats.h, in fp32. */
+PL_API void pl_dequantize_rows(
+    int32_t format, const void* packed, int32_t columns, const int64_t* ids, int32_t count, float* out);
+
+/* ---- linear ---- */
+
+typedef struct {
+    int32_t format, rows, columns, unused;
+    const void* packed;
+} pl_matrix;
+
+/* Matrices of the same input, one below the other: rows of the parts add up (each part but the last: multiple of 16). */
+typedef struct {
+    int32_t parts, rows, columns, unused;
+    pl_matrix part[3];
+    const float* bias; /* [rows] or NULL */
+} pl_linear;
+
+/* out [count, linear.rows] = x [count, linear.columns] W^T + b; x is rounded to int8 in groups of 32.
+ * norm [columns] or NULL: x is RMS-normed with it first. work: pl_linear_work(count, columns) bytes, 64-byte aligned. */
+PL_API int64_t pl_linear_work(int32_t count, int32_t columns);
+PL_API void pl_linear_forward(
+    const pl_linear* linear, const float* x, int32_t count, const float* norm, float eps, void* work, float* out);
+
+/* x / sqrt(mean(x^2) + eps) * weight: rows [count, width]; out may be x. */
+PL_API void pl_rms_norm(const float* x, int32_t count, int32_t width, const float* weight, float eps, float* out);
+
+/* ---- one decoder layer ---- */
+
+typedef struct {
+    pl_linear qkv, output, gate_up, down; /* gate_up: two parts, gate and up */
+    const float *attention_norm, *mlp_norm;
+    const float *query_norm, *key_norm;           /* [head_dim] or NULL */
+    const float *post_attention_norm, *post_mlp_norm; /* [hidden] or NULL */
+    int32_t hidden, heads, kv_heads, head_dim, intermediate;
+    int32_t activation; /* 0 silu, 1 gelu with tanh */
+    int32_t window;     /* sliding window in positions, 0: none */
+    float eps, scale;   /* of the norms; of the attention scores */
+} pl_layer;
+
+/* A flat ragged batch: rows of several sequences. Row i attends, in this order, to the slots
+ * table[prefix_start .. + prefix_length) and then tail[tail_start .. + tail_length): its whole history and itself. */
+typedef struct {
+    int32_t rows, unused;
+    const int32_t* slot;          /* [rows] where each row's key and value go */
+    const int32_t* position;      /* [rows] into cos and sin */
+    const int32_t* const* table;  /* [rows] slots of the row's sequence by position */
+    const int32_t* prefix;        /* [rows] how many of `table` the row sees */
+    const int32_t* const* tail;   /* [rows] slots behind those (a tree's ancestors and the row itself), or NULL */
+    const int32_t* tail_length;   /* [rows] */
+    void* work;                   /* pl_layer_work bytes, 64-byte aligned */
+} pl_batch;
+
+/* Bytes that the two calls below need for `rows` rows whose histories have at most `longest` positions. */
+PL_API int64_t pl_layer_work(const pl_layer* layer, int32_t rows, int32_t longest);
+
+/* hidden [rows, H] += attention(norm(hidden)). keys, values: fp16 [slots, kv_heads, head_dim]; the rows' own are written.
+ * cos, sin [positions, head_dim / 2], or NULL for a layer without rotary positions. */
+PL_API void pl_attention(
+    const pl_layer* layer, const pl_batch* batch, uint16_t* keys, uint16_t* values, const float* cos, const float* sin,
+    float* hidden);
+/* hidden [rows, H] += MLP(norm(hidden)). */
+PL_API void pl_mlp(const pl_layer* layer, const pl_batch* batch, float* hidden);
+
+/* ---- scores ---- */
+
+/* For each row of logits [rows, width]: the largest (the first of equals) and log(sum(exp)). Either output may be NULL. */
+PL_API void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best, float* log_sum_exp);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,40 @@
+// What is left of the C ABI: threads, single linears, norms, scores.
+#include "products.h"
+
+using namespace paceline;
+
+int32_t pl_set_threads(int32_t threads) { return set_threads(threads); }
+
+int64_t pl_linear_work(int32_t count, int32_t columns) {
+    return Rounded::bytes(count, columns) + int64_t{count} * columns * static_cast<int64_t>(sizeof(float));
+}
+
+void pl_linear_forward(
+    const pl_linear* linear, const float* x, int32_t count, const float* norm, float eps, void* work, float* out) {
+    const Rounded rounded{static_cast<Activations*>(work), count, linear->columns / GROUP};
+    float* normed = reinterpret_cast<float*>(static_cast<char*>(work) + Rounded::bytes(count, linear->columns));
+    over_rows(count, [&](int row) {
+        const float* from = x + int64_t{row} * linear->columns;
+        if (norm != nullptr) {
+            float* own = normed + int64_t{row} * linear->columns;
+            backend().rms_norm(from, linear->columns, norm, eps, own);
+            from = own;
+        }
+        rounded.round(row, from);
+    });
+    store_product(*linear, rounded, out);
+}
+
+void pl_rms_norm(const float* x, int32_t count, int32_t width, const float* weight, float eps, float* out) {
+    over_rows(count, [&](int row) {
+        backend().rms_norm(x + int64_t{row} * width, width, weight, eps, out + int64_t{row} * width);
+    });
+}
+
+void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best, float* log_sum_exp) {
+    pool().run(rows, [&](int row, int) {
+        backend().row_best(
+            logits + int64_t{row} * width, width, best == nullptr ? nullptr : best + row,
+            log_sum_exp == nullptr ? nullptr : log_sum_exp + row);
+    });
+}

@@ -1,0 +1,173 @@
+// The two halves of a decoder layer.
+#include <cstring>
+
+#include "products.h"
+
+namespace paceline {
+namespace {
+
+// A call's memory, cut from the caller's. Built twice: to measure (from nothing) and to use.
+class Workspace {
+  public:
+    Workspace(const pl_layer& layer, int rows, int longest, void* memory) : at(static_cast<char*>(memory)), begin(at) {
+        const int width = layer.heads * layer.head_dim;
+        input = take<Activations>(Rounded::bytes(rows, std::max(layer.hidden, width)));
+        inner = take<Activations>(Rounded::bytes(rows, layer.intermediate));
+        qkv = take<float>(sizeof(float) * rows * layer.qkv.rows);
+        attended = take<float>(sizeof(float) * rows * width);
+        normed = take<float>(sizeof(float) * rows * layer.hidden);
+        const int group = std::min(MOST_HEADS, layer.heads / layer.kv_heads);
+        scratch_size = int64_t{MOST_ROWS} * group * (longest + 2 * LANES);
+        scratch = take<float>(sizeof(float) * scratch_size * pool().threads());
+    }
+
+    int64_t bytes() const { return at - begin; }
+
+    Activations *input, *inner;
+    float *qkv, *attended, *normed, *scratch;
+    int64_t scratch_size;
+
+  private:
+    template <class T> T* take(int64_t size) {
+        char* found = at;
+        at += (size + 63) / 64 * 64;
+        return reinterpret_cast<T*>(found);
+    }
+
+    char *at, *begin;
+};
+
+int longest(const pl_batch& batch) {
+    int most = 0;
+    for (int row = 0; row < batch.rows; ++row) most = std::max(most, batch.prefix[row] + batch.tail_length[row]);
+    return most;
+}
+
+// RMS norm and rounding of all rows.
+Rounded norm_and_round(const pl_layer& layer, int rows, const float* hidden, const float* weight, const Workspace& work) {
+    const Rounded x{work.input, rows, layer.hidden / GROUP};
+    over_rows(rows, [&](int row) {
+        float* normed = work.normed + int64_t{row} * layer.hidden;
+        backend().rms_norm(hidden + int64_t{row} * layer.hidden, layer.hidden, weight, layer.eps, normed);
+        x.round(row, normed);
+    });
+    return x;
+}
+
+// hidden += product, or += norm(product) in layers that norm what they add (Gemma).
+void add_to_stream(
+    const pl_layer& layer, const pl_linear& linear, const Rounded& x, const float* norm, const Workspace& work, float* hidden) {
+    if (norm == nullptr) return add_product(linear, x, hidden);
+    store_product(linear, x, work.normed);
+    over_rows(x.count, [&](int row) {
+        float* own = work.normed + int64_t{row} * layer.hidden;
+        backend().rms_norm(own, layer.hidden, norm, layer.eps, own);
+        float* to = hidden + int64_t{row} * layer.hidden;
+        for (int i = 0; i < layer.hidden; ++i) to[i] += own[i];
+    });
+}
+
+// Norms and rotary positions of one row's queries and keys, and its key and value into the pool.
+void place(
+    const pl_layer& layer, const pl_batch& batch, int row, float* qkv, uint16_t* keys, uint16_t* values, const float* cos,
+    const float* sin) {
+    const int dim = layer.head_dim, width = layer.kv_heads * dim;
+    float *key = qkv + layer.heads * dim, *value = key + width;
+    for (int head = 0; head < layer.heads + layer.kv_heads; ++head) {
+        float* own = qkv + head * dim;
+        const float* norm = head < layer.heads ? layer.query_norm : layer.key_norm;
+        if (norm != nullptr) backend().rms_norm(own, dim, norm, layer.eps, own);
+        const int64_t angle = int64_t{batch.position[row]} * (dim / 2);
+        if (cos != nullptr) backend().rotate(own, dim, cos + angle, sin + angle);
+    }
+    backend().to_half(key, width, keys + int64_t{batch.slot[row]} * width);
+    backend().to_half(value, width, values + int64_t{batch.slot[row]} * width);
+}
+
+// Rows [first, last) of one sequence, at most MOST_ROWS.
+struct Run {
+    int first, last;
+};
+
+void attend_all(const pl_layer& layer, const pl_batch& batch, const uint16_t* keys, const uint16_t* values, const Workspace& work) {
+    std::vector<Run> runs;
+    for (int row = 0; row < batch.rows; ++row) {
+        const bool more = !runs.empty() && row - runs.back().first < MOST_ROWS && batch.table[row] == batch.table[row - 1];
+        if (more) runs.back().last = row + 1;
+        else runs.push_back({row, row + 1});
+    }
+    const int group = layer.heads / layer.kv_heads, parts = (group + MOST_HEADS - 1) / MOST_HEADS;
+    const int tasks = layer.kv_heads * parts, dim = layer.head_dim;
+    pool().run(static_cast<int>(runs.size()) * tasks, [&](int chunk, int thread) {
+        const Run run = runs[chunk / tasks];
+        const int kv_head = chunk % tasks / parts, first = chunk % parts * MOST_HEADS;
+        const int64_t row = run.first, head = kv_head * group + first, width = layer.heads * dim;
+        backend().attend(AttentionTask{
+            run.last - run.first, std::min(MOST_HEADS, group - first), dim, layer.window, layer.scale,
+            work.qkv + row * layer.qkv.rows + head * dim, work.attended + row * width + head * dim, layer.qkv.rows, width,
+            keys + kv_head * dim, values + kv_head * dim, int64_t{layer.kv_heads} * dim,
+            batch.table[row], batch.prefix + row, batch.tail + row, batch.tail_length + row,
+            work.scratch + work.scratch_size * thread,
+        });
+    });
+}
+
+// 32 inner channels at a time: gate and up, the activation, and its rounding, while they are in the nearest cache.
+void inner_rows(const pl_layer& layer, const Rounded& x, const Rounded& inner) {
+    const pl_matrix &gates = layer.gate_up.part[0], &ups = layer.gate_up.part[1];
+    const int total = layer.intermediate / GROUP, step = units_a_chunk(total, 4 * block_bytes(gates), x.count);
+    pool().run((total + step - 1) / step, [&](int chunk, int) {
+        alignas(64) float gate[TILE * LANES], up[TILE * LANES], both[TILE][GROUP];
+        for (int tile = 0; tile < x.tiles(); ++tile) {
+            const int rows = x.rows(tile);
+            for (int unit = chunk * step; unit < std::min(total, (chunk + 1) * step); ++unit) {
+                for (int part = 0; part < GROUP / LANES; ++part) {
+                    const int block = unit * (GROUP / LANES) + part;
+                    multiply(gates, block, x, tile, gate);
+                    multiply(ups, block, x, tile, up);
+                    if (layer.gate_up.bias != nullptr) {
+                        const float *gate_bias = layer.gate_up.bias + block * LANES, *up_bias = gate_bias + gates.rows;
+                        for (int r = 0; r < rows; ++r)
+                            for (int c = 0; c < LANES; ++c) gate[r * LANES + c] += gate_bias[c], up[r * LANES + c] += up_bias[c];
+                    }
+                    for (int r = 0; r < rows; ++r)
+                        backend().gate(layer.activation, gate + r * LANES, up + r * LANES, LANES, both[r] + part * LANES);
+                }
+                for (int r = 0; r < rows; ++r)
+                    backend().quantize(both[r], GROUP, inner.row(tile * TILE + r) + int64_t{unit} * rows, rows);
+            }
+        }
+    });
+}
+
+}  // namespace
+}  // namespace paceline
+
+using namespace paceline;
+
+int64_t pl_layer_work(const pl_layer* layer, int32_t rows, int32_t longest) {
+    return Workspace(*layer, rows, longest, nullptr).bytes();
+}
+
+void pl_attention(
+    const pl_layer* layer, const pl_batch* batch, uint16_t* keys, uint16_t* values, const float* cos, const float* sin,
+    float* hidden) {
+    const Workspace work(*layer, batch->rows, longest(*batch), batch->work);
+    store_product(layer->qkv, norm_and_round(*layer, batch->rows, hidden, layer->attention_norm, work), work.qkv);
+    over_rows(batch->rows, [&](int row) {
+        place(*layer, *batch, row, work.qkv + int64_t{row} * layer->qkv.rows, keys, values, cos, sin);
+    });
+    attend_all(*layer, *batch, keys, values, work);
+    const int width = layer->heads * layer->head_dim;
+    const Rounded attended{work.input, batch->rows, width / GROUP};
+    over_rows(batch->rows, [&](int row) { attended.round(row, work.attended + int64_t{row} * width); });
+    add_to_stream(*layer, layer->output, attended, layer->post_attention_norm, work, hidden);
+}
+
+void pl_mlp(const pl_layer* layer, const pl_batch* batch, float* hidden) {
+    const Workspace work(*layer, batch->rows, 0, batch->work);
+    const Rounded x = norm_and_round(*layer, batch->rows, hidden, layer->mlp_norm, work);
+    const Rounded inner{work.inner, batch->rows, layer->intermediate / GROUP};
+    inner_rows(*layer, x, inner);
+    add_to_stream(*layer, layer->down, inner, layer->post_mlp_norm, work, hidden);
+}

@@ -1,0 +1,1 @@
+"""The CPU kernels of `native/`, reached through ctypes. Without them everything runs in PyTorch."""

@@ -1,0 +1,87 @@
+"""`native/include/paceline.h` for ctypes: its structs and the signatures of its functions, and nothing else."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import CDLL, POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import cache
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.native.library import library, why_missing
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (
+        ("format", c_int32), ("rows", c_int32), ("columns", c_int32), ("unused", c_int32), ("packed", c_void_p),
+    )  # fmt: skip
+
+
+class Linear(ctypes.Structure):
+    _fields_ = (
+        ("parts", c_int32), ("rows", c_int32), ("columns", c_int32), ("unused", c_int32), ("part", Matrix * 3),
+        ("bias", c_void_p),
+    )  # fmt: skip
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        ("qkv", Linear), ("output", Linear), ("gate_up", Linear), ("down", Linear),
+        ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("query_norm", c_void_p), ("key_norm", c_void_p),
+        ("post_attention_norm", c_void_p), ("post_mlp_norm", c_void_p),
+        ("hidden", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32),
+        ("intermediate", c_int32), ("activation", c_int32), ("window", c_int32), ("eps", c_float), ("scale", c_float),
+    )  # fmt: skip
+
+
+class Batch(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_int32), ("unused", c_int32), ("slot", c_void_p), ("position", c_void_p), ("table", c_void_p),
+        ("prefix", c_void_p), ("tail", c_void_p), ("tail_length", c_void_p), ("work", c_void_p),
+    )  # fmt: skip
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "pl_backends": (c_char_p, []),
+    "pl_backend": (c_char_p, []),
+    "pl_use_backend": (c_int32, [c_char_p]),
+    "pl_set_threads": (c_int32, [c_int32]),
+    "pl_packed_bytes": (c_int64, [c_int32, c_int32, c_int32]),
+    "pl_pack": (None, [c_int32, c_void_p, c_int32, c_int32, c_void_p]),
+    "pl_quantize": (c_int32, [c_int32, c_void_p, c_int32, c_int32, c_void_p]),
+    "pl_take_rows": (None, [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
+    "pl_dequantize_rows": (None, [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
+    "pl_linear_work": (c_int64, [c_int32, c_int32]),
+    "pl_linear_forward": (None, [POINTER(Linear), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_void_p]),
+    "pl_rms_norm": (None, [c_void_p, c_int32, c_int32, c_void_p, c_float, c_void_p]),
+    "pl_layer_work": (c_int64, [POINTER(Layer), c_int32, c_int32]),
+    "pl_attention": (
+        None, [POINTER(Layer), POINTER(Batch), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
+    ),
+    "pl_mlp": (None, [POINTER(Layer), POINTER(Batch), c_void_p]),
+    "pl_row_best": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+}  # fmt: skip
+
+
+@cache
+def kernels() -> CDLL:
+    """The library with its functions declared. Raises PacelineError where there is none."""
+    loaded = library()
+    if loaded is None:
+        raise PacelineError(f"the native kernels are missing: {why_missing()}")
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def backends() -> list[str]:
+    """Instruction sets that the library has kernels for and this processor runs, best first."""
+    names: bytes = kernels().pl_backends()
+    return names.decode().split(",")
+
+
+def backend() -> str:
+    """The instruction set in use."""
+    name: bytes = kernels().pl_backend()
+    return name.decode()

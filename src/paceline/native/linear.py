@@ -1,0 +1,48 @@
+"""A linear over quantised weights, by the kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from ctypes import byref
+
+import torch
+from torch import Tensor
+
+from paceline.native import interface
+from paceline.native.interface import kernels
+from paceline.native.memory import aligned
+from paceline.native.packed import Packed
+
+
+class NativeLinear:
+    """y = x W^T + b for rows x [T, in] -> fp32 [T, out]; W is up to three matrices, one below the other.
+
+    Activations are rounded to int8 in groups of 32. A row's bits depend on that row alone (native/src/linear.h).
+    """
+
+    def __init__(self, parts: Sequence[Packed], bias: Tensor | None = None) -> None:
+        self.parts, self.bias = list(parts), None if bias is None else bias.float().contiguous()
+        self.in_features, self.out_features = parts[0].columns, sum(part.rows for part in parts)
+        self.struct = interface.Linear(len(parts), self.out_features, self.in_features)
+        for index, part in enumerate(parts):
+            self.struct.part[index] = interface.Matrix(part.format, part.rows, part.columns, 0, part.data.data_ptr())
+        if self.bias is not None:
+            self.struct.bias = self.bias.data_ptr()
+        self._library, self._pointer, self._work = kernels(), byref(self.struct), aligned(0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x.float().contiguous()
+        count = x.shape[0]
+        out = torch.empty(count, self.out_features)
+        size = self._library.pl_linear_work(count, self.in_features)
+        if size > self._work.shape[0]:
+            self._work = aligned(size)
+        self._library.pl_linear_forward(
+            self._pointer, x.data_ptr(), count, None, 0.0, self._work.data_ptr(), out.data_ptr()
+        )
+        return out
+
+    def rows(self, ids: Tensor) -> NativeLinear:
+        """Only these output channels [n], in this order."""
+        (part,) = self.parts
+        return NativeLinear([part.take_rows(ids)], None if self.bias is None else self.bias[ids])
