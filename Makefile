@@ -7,7 +7,7 @@ DEVELOPED := $(VENV)/.developed
 PROMPT ?= Repeat this text word for word: The lighthouse stands on a cliff above the sea. Every evening the keeper \
 climbs the stairs and lights the lamp. Ships far out at sea see the light and keep away from the rocks below the cliff.
 
-.PHONY: demo test check bench gpu-check clean
+.PHONY: demo test check check-native bench gpu-check clean
 
 demo: $(INSTALLED)
 	$(BIN)/paceline generate "$(PROMPT)" --compare --max-tokens 160
@@ -22,21 +22,37 @@ check: $(DEVELOPED)
 	$(BIN)/ruff format --check src tests benchmarks
 	$(BIN)/mypy
 
+# The kernels' own tests under sanitizers; SANITIZE=thread looks for races instead.
+SANITIZE ?= address,undefined
+check-native: $(DEVELOPED)
+	$(BIN)/cmake -S native -B build/native-tests -DPL_TESTS=ON -DPL_SANITIZE=$(SANITIZE)
+	$(BIN)/cmake --build build/native-tests --parallel
+	$(BIN)/ctest --test-dir build/native-tests --output-on-failure
+
 bench: $(INSTALLED)
 	$(BIN)/paceline bench
 
 gpu-check: $(DEVELOPED)
 	$(BIN)/python benchmarks/gpu_check.py
 
+# What the installed kernels are built from; everything else is used in place.
+SOURCES := pyproject.toml constraints.txt native/CMakeLists.txt $(shell find native/include native/src -type f)
+
 # pip rather than a faster installer: torch's CPU build is found through pip's own configuration.
-$(INSTALLED): pyproject.toml constraints.txt
+define install
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '$(1)'
+	@ls $(VENV)/lib/python*/site-packages/paceline/native/libpaceline.so > /dev/null 2>&1 || \
+	echo 'note: without the CPU kernels; they need a C++ compiler, and "$(BIN)/pip install -v -e ." shows what failed'
+endef
+
+$(INSTALLED): $(SOURCES)
+	$(call install,.)
 	touch $@
 
-$(DEVELOPED): $(INSTALLED)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	touch $@
+$(DEVELOPED): $(SOURCES)
+	$(call install,.[dev])
+	touch $@ $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info
+	rm -rf $(VENV) build dist

@@ -10,12 +10,12 @@ from pathlib import Path
 import paceline.native
 from paceline.device import native_enabled
 
-ABI = 1  # PL_ABI of native/include/paceline.h
+ABI = 1  # what pl_abi() of native/ must return
 FILE_NAME = "libpaceline.so"  # on every system
 
 
 def library() -> ctypes.CDLL | None:
-    """The library, loaded once and of the ABI this version of Paceline speaks; None where `why_missing` has a reason."""
+    """The library, loaded once, of the ABI that this version of Paceline speaks; None where `why_missing` says why."""
     loaded = _loaded() if native_enabled() else None
     return loaded if isinstance(loaded, ctypes.CDLL) else None
 
@@ -41,7 +41,7 @@ def load(folders: Iterable[str]) -> ctypes.CDLL | str:
     """
     path = next((file for folder in folders if (file := Path(folder, FILE_NAME)).is_file()), None)
     if path is None:
-        return "not built: no C++ compiler when Paceline was installed (pip install -v shows what failed)"
+        return "not built when Paceline was installed: no C++ compiler, or it failed (pip install -v shows how)"
     try:
         loaded = ctypes.CDLL(str(path))
         abi = int(loaded.pl_abi())
