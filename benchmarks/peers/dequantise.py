@@ -1,6 +1,6 @@
 """Write a model in bf16 as a Hugging Face directory, for engines that read no GGUF file.
 
-    python -m benchmarks.peers.dequantise qwen2.5-coder-1.5b FOLDER
+python -m benchmarks.peers.dequantise qwen2.5-coder-1.5b FOLDER
 """
 
 from __future__ import annotations

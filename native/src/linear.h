@@ -163,8 +163,6 @@ template <int ZERO> PL_INLINE I start(int32_t negative_sum) {
 }
 
 constexpr int AHEAD = 2048;  // bytes: what compute and memory need to overlap
-constexpr int TURN = 4;  // rows that take turns: a product's latency
-
 // A group's part of `ROWS` rows, u of the comment above. Rows take turns, since a row's sums wait for each other.
 template <class R, int ROWS> PL_INLINE void products(const Group32& g, const Activations* x, F (&u)[ROWS]) {
     I sum[ROWS];
@@ -209,8 +207,8 @@ template <Format FORMAT, int ROWS> void block(const uint8_t* weights, const Acti
             constexpr int part = size / groups;
 #pragma GCC unroll 10
             for (int line = 0; line < (part + 63) / 64; ++line) prefetch(weights + AHEAD + group * part + 64 * line);
-            constexpr int turn = R::halves ? TURN / 2 : TURN, whole = ROWS / turn * turn;
-#pragma GCC unroll 8
+            constexpr int turn = R::halves && TURN > 1 ? TURN / 2 : TURN, whole = ROWS / turn * turn;
+#pragma GCC unroll UNROLL
             for (int r = 0; r < whole; r += turn) add_group<R, turn>(g, x + r, acc + r);
             if constexpr (ROWS > whole) add_group<R, ROWS - whole>(g, x + whole, acc + whole);
         }

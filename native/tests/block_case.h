@@ -10,9 +10,10 @@
 namespace paceline::test {
 
 // EXTREME: the largest weights and activations in every pattern of signs. TINY, LARGE: scales whose products leave fp32.
-enum Numbers { ORDINARY, EXTREME, TINY, LARGE, ZERO, NOT_FINITE };
-constexpr Numbers ALL_NUMBERS[] = {ORDINARY, EXTREME, TINY, LARGE, ZERO, NOT_FINITE};
-constexpr const char* NUMBERS[] = {"ordinary", "extreme", "tiny", "large", "zero", "not finite"};
+// MODEL: weights about as large as a model's.
+enum Numbers { ORDINARY, EXTREME, TINY, LARGE, ZERO, NOT_FINITE, MODEL };
+constexpr Numbers ALL_NUMBERS[] = {ORDINARY, EXTREME, TINY, LARGE, ZERO, NOT_FINITE, MODEL};
+constexpr const char* NUMBERS[] = {"ordinary", "extreme", "tiny", "large", "zero", "not finite", "model"};
 
 struct BlockCase {
     BlockCase(Format format, Numbers numbers, int superblocks, Random& random)
@@ -65,6 +66,7 @@ struct BlockCase {
             case TINY: return static_cast<uint16_t>(sign | fraction);  // subnormal
             case LARGE: return static_cast<uint16_t>(sign | 30 << 10 | fraction);
             case ZERO: return static_cast<uint16_t>(sign);
+            case MODEL: return static_cast<uint16_t>(sign | random.between(3, 6) << 10 | fraction);
             case NOT_FINITE: return static_cast<uint16_t>(sign | (random.one_in(4) ? 31 : 15) << 10 | (random.one_in(2) ? fraction : 0));
             default: return static_cast<uint16_t>(sign | random.between(5, 17) << 10 | fraction);
         }

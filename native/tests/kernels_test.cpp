@@ -153,18 +153,22 @@ void test_rounding(Random& random) {
 
 // ---- norms, activations, rotary positions ----
 
+void test_norm(int width, float scale, Random& random) {
+    const std::vector<float> x = random.normals(width, scale), weight = random.normals(width);
+    const float eps = random.one_in(2) ? 1e-6f : 1e-5f;
+    const std::vector<float> expected = normed(x, weight, eps);
+    for (const Backend* backend : backends()) {
+        std::vector<float> out = x;
+        backend->rms_norm(out.data(), width, weight.data(), eps, out.data());
+        expect_same(out.data(), expected.data(), out.size(), named(*backend, "rms_norm in place"));
+    }
+}
+
 void test_norms(Random& random) {
-    for (int width : {16, 32, 48, 64, 128, 1024})
-        for (float scale : {1.0f, 1e-6f, 1e10f, 0.0f}) {
-            const std::vector<float> x = random.normals(width, scale), weight = random.normals(width);
-            const float eps = random.one_in(2) ? 1e-6f : 1e-5f;
-            const std::vector<float> expected = normed(x, weight, eps);
-            for (const Backend* backend : backends()) {
-                std::vector<float> out = x;
-                backend->rms_norm(out.data(), width, weight.data(), eps, out.data());
-                expect_same(out.data(), expected.data(), out.size(), named(*backend, "rms_norm in place"));
-            }
-        }
+    for (int width : {16, 32, 48, 64, 128, 1024}) {
+        for (float scale : {1e-6f, 1e10f, 0.0f}) test_norm(width, scale, random);
+        for (int round = 0; round < 20; ++round) test_norm(width, 1.0f, random);
+    }
 }
 
 void test_gates(Random& random) {

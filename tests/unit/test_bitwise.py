@@ -18,11 +18,13 @@ from paceline.bench.tasks import BenchPrompt
 from paceline.build import Models, Options
 from paceline.cache.pool import BlockPool, SequenceCache
 from paceline.cache.tree import is_chain
-from paceline.device import Backend, Precision
+from paceline.device import Backend
 from paceline.engine.output import Output, TokenLogprobs
 from paceline.errors import PacelineError
 from paceline.model.attention import Span
 from paceline.model.linear import DenseLinear, Int8Linear
+from paceline.native.library import library
+from paceline.native.linear import NativeLinear
 from paceline.propose.base import Budget, check_draft
 from paceline.sampling.params import SamplingParams
 from paceline.types import Draft, Sequence
@@ -30,16 +32,29 @@ from paceline.weights.assemble import assemble
 from paceline.weights.convert import convert
 from paceline.weights.load import LoadedModel
 
-needs_int8 = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="int8 needs VNNI")
-WIDE = replace(CONFIG, vocab_size=40, max_positions=192)
+CPU = torch.device("cpu")
+FP32 = Backend(CPU, "fp32", torch.float32)
+ONEDNN = Backend(CPU, "int8", torch.float32)
+NATIVE = Backend(CPU, "int8", torch.float32, native=True)
+without_vnni = pytest.mark.skipif(not torch.cpu._is_vnni_supported(), reason="oneDNN's int8 needs VNNI")
+without_kernels = pytest.mark.skipif(library() is None, reason="the native library was not built")
+exact = pytest.mark.parametrize(
+    "backend",
+    [pytest.param(ONEDNN, marks=without_vnni, id="onednn"), pytest.param(NATIVE, marks=without_kernels, id="native")],
+)
+# What is wrong in cache or tree shows on either; the kernels are the quicker.
+either = pytest.mark.parametrize(
+    "backend",
+    [pytest.param(ONEDNN, marks=without_vnni) if library() is None else pytest.param(NATIVE, id="native")],
+)
+WIDE = replace(CONFIG, vocab_size=40, max_positions=192, hidden_size=32, head_dim=16, intermediate_size=32)
 TEXTS = {"long": "abcdefghij" * 4, "longer": "jihgfedcba" * 4 + "klmno", "short": "hello"}
 PROMPTS = [BenchPrompt(name, "text", [{"role": "user", "content": text}]) for name, text in TEXTS.items()]
 
 
-def tiny(precision: Precision, seed: int = 0) -> LoadedModel:
-    backend = Backend(torch.device("cpu"), precision, torch.float32)
+def tiny(backend: Backend, seed: int = 0) -> LoadedModel:
     tensors = dict(convert(RandomSource(seed, config=WIDE), backend))
-    name = f"tiny-{seed}-{precision}"
+    name = f"tiny-{seed}-{backend.key}"
     return LoadedModel(name, assemble(WIDE, tensors, backend), letters(WIDE.vocab_size), backend, name)
 
 
@@ -50,10 +65,8 @@ Check = Callable[..., dict[str, Finding]]
 def findings(monkeypatch: pytest.MonkeyPatch) -> Check:
     """Findings by name, on a tiny model whose draft is another one."""
 
-    def check(
-        *methods: str, precision: Precision = "int8", tree: str | None = None, tokens: int = 10
-    ) -> dict[str, Finding]:
-        target, draft = tiny(precision), tiny("fp32", seed=3)
+    def check(backend: Backend, *methods: str, tree: str | None = None, tokens: int = 10) -> dict[str, Finding]:
+        target, draft = tiny(backend), tiny(FP32, seed=3)
 
         def load(options: Options, _: LoadedModel | None = None) -> Models:
             return Models(target, draft if options.used_draft else None)
@@ -79,14 +92,14 @@ def names(method: str) -> list[str]:
     ]
 
 
-@needs_int8
-def test_a_sound_model_is_equal_in_every_variant(findings: Check) -> None:
-    found = findings("none", "ngram", "draft", "auto", "adversary")
+@exact
+def test_a_sound_model_is_equal_in_every_variant(findings: Check, backend: Backend) -> None:
+    found = findings(backend, "none", "ngram", "draft", "auto", "adversary")
     assert list(found) == [name for method in ("none", "ngram", "draft", "auto", "adversary") for name in names(method)]
     for finding in found.values():
         assert finding.passed is True, finding
         assert (finding.first, finding.gap) == (None, 0.0)
-        assert finding.prompts == finding.prompts_compared == len(PROMPTS)
+        assert finding.equal_prompts == finding.prompts_compared == len(PROMPTS)
         assert finding.answers_same_ids == finding.answers
         assert finding.tokens >= 9 * 10
     for name in names("draft") + names("adversary"):
@@ -97,20 +110,20 @@ def test_a_sound_model_is_equal_in_every_variant(findings: Check) -> None:
         assert counts[4] > 3 * 3 * 16
 
 
-@needs_int8
-def test_a_draft_models_trees_are_verified(findings: Check) -> None:
-    found = findings("draft", tree="3x4x12")
+@either
+def test_a_draft_models_trees_are_verified(findings: Check, backend: Backend) -> None:
+    found = findings(backend, "draft", tree="3x4x12")
     assert not failed(found)
     assert all(finding.drafted > 9 * 10 for finding in found.values()), "trees are larger than what they yield"
 
 
-@needs_int8
-def test_a_second_run_drafts_the_same(findings: Check) -> None:
+@either
+def test_a_second_run_drafts_the_same(findings: Check, backend: Backend) -> None:
     """What is drafted must not follow from how busy the machine was, or a failure could not be repeated."""
-    assert findings("draft", "adversary", tokens=6) == findings("draft", "adversary", tokens=6)
+    assert findings(backend, "draft", "adversary", tokens=6) == findings(backend, "draft", "adversary", tokens=6)
 
 
-def in_company(linear: type[DenseLinear] | type[Int8Linear], factor: float) -> Callable[..., Tensor]:
+def in_company(linear: type[DenseLinear | Int8Linear | NativeLinear], factor: float) -> Callable[..., Tensor]:
     """A product whose rows are `factor` larger where four or more are computed together."""
     alone = linear.__call__
 
@@ -121,10 +134,13 @@ def in_company(linear: type[DenseLinear] | type[Int8Linear], factor: float) -> C
     return product
 
 
-@needs_int8
-def test_a_product_that_depends_on_the_number_of_rows_is_seen(findings: Check, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Int8Linear, "__call__", in_company(Int8Linear, 1 + 2**-22))
-    found = findings("none", "draft", "adversary")
+@exact
+def test_a_product_that_depends_on_the_number_of_rows_is_seen(
+    findings: Check, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linear = NativeLinear if backend.native else Int8Linear
+    monkeypatch.setattr(linear, "__call__", in_company(linear, 1 + 2**-22))
+    found = findings(backend, "none", "draft", "adversary")
     sound, *company = names("none")
     assert found[sound].passed is True, "nothing but plain decoding alone is left as it was"
     assert {*company[1:3], *names("draft"), *names("adversary")} <= failed(found)
@@ -134,36 +150,38 @@ def test_a_product_that_depends_on_the_number_of_rows_is_seen(findings: Check, m
     assert "0x" in finding.first.plain
     assert finding.first_case is not None
     assert finding.first_case.split()[0] in TEXTS
-    assert finding.prompts < finding.prompts_compared
+    assert finding.equal_prompts < finding.prompts_compared
     assert 0 < finding.gap < 1
 
 
-@needs_int8
+@either
 def test_an_accepted_branch_that_is_not_moved_into_place_is_seen_in_trees(
-    findings: Check, monkeypatch: pytest.MonkeyPatch
+    findings: Check, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SequenceCache, "_gather", lambda *_: None)
-    assert failed(findings("draft", "adversary")) == set(names("adversary"))
+    assert failed(findings(backend, "draft", "adversary")) == set(names("adversary"))
 
 
-@needs_int8
-def test_a_tree_whose_branches_see_each_other_is_seen(findings: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+@either
+def test_a_tree_whose_branches_see_each_other_is_seen(
+    findings: Check, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every tree is computed as if it were a chain."""
 
     def chain(cache: SequenceCache, start: int, count: int, position: int, parents: object = None) -> Span:
         return Span(cache, start, count, position)
 
     monkeypatch.setattr("paceline.engine.step.Span", chain)
-    assert failed(findings("draft", "adversary")) == set(names("adversary"))
+    assert failed(findings(backend, "draft", "adversary")) == set(names("adversary"))
 
 
-@needs_int8
+@either
 def test_a_prefix_of_other_tokens_is_seen_where_prefixes_are_shared(
-    findings: Check, monkeypatch: pytest.MonkeyPatch
+    findings: Check, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     digest = BlockPool._digest
     monkeypatch.setattr(BlockPool, "_digest", lambda self, parent, tokens: digest(self, parent, [len(tokens)]))
-    found = findings("none")
+    found = findings(backend, "none")
     *alone, whole, chunked, resumed = names("none")
     assert failed(found) == {whole, chunked, resumed}
     assert all(found[name].passed for name in alone)
@@ -173,7 +191,7 @@ def test_bits_that_were_not_promised_are_shown_and_do_not_fail(
     findings: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DenseLinear, "__call__", in_company(DenseLinear, 1 + 2**-22))
-    finding = findings("adversary", precision="fp32")["adversary, batch 1, whole prompts"]
+    finding = findings(FP32, "adversary")["adversary, batch 1, whole prompts"]
     assert finding.passed is None
     assert finding.first is not None
 
@@ -182,7 +200,7 @@ def test_more_than_rounding_fails_where_bits_were_not_promised(
     findings: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(DenseLinear, "__call__", in_company(DenseLinear, 2.0))
-    found = findings("none", "adversary", precision="fp32")
+    found = findings(FP32, "none", "adversary")
     assert found["none, batch 1, whole prompts"].passed is True
     assert found["adversary, batch 1, whole prompts"].passed is False
 
@@ -319,9 +337,8 @@ def test_a_mistake_is_told_before_anything_is_loaded(wrong: dict[str, list[str]]
     assert said in str(raised.value)
 
 
-@needs_int8
 def test_there_are_always_enough_answers_to_fill_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    target = tiny("int8")
+    target = tiny(FP32)
     monkeypatch.setattr("paceline.bench.bitwise.load_models", lambda *_: Models(target))
     check = Bitwise.load(BitwiseConfig(Options("tiny"), PROMPTS[:1], ["none"], 20))
     assert [case.kind for case in check.cases] == ["greedy", *(f"seed {i}" for i in range(7))]

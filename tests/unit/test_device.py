@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 from paceline import device
 from paceline.device import Backend, available_cpus, choose_backend, set_threads
 from paceline.errors import PacelineError
+from paceline.native import interface, library
 
 CPU = torch.device("cpu")
 
@@ -91,44 +92,158 @@ def test_too_few_threads(threads: int) -> None:
     assert torch.get_num_threads() == before
 
 
+@pytest.fixture
+def processor(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Says what this machine has, whatever it has."""
+
+    def has(*, kernels: bool, int8_dot: bool = True, bf16_dot: bool = False) -> None:
+        monkeypatch.setattr(device, "has_kernels", lambda: kernels)
+        monkeypatch.setattr(device, "has_int8_dot", lambda: int8_dot)
+        monkeypatch.setattr(device, "has_bf16_dot", lambda: bf16_dot)
+
+    return has
+
+
+@pytest.mark.parametrize("quantized", [True, False])
 @pytest.mark.parametrize(
-    ("precision", "dtype", "invariant"),
+    ("precision", "kernels", "dtype", "native"),
     [
-        ("fp32", torch.float32, False),
-        ("bf16", torch.bfloat16, False),
-        ("int8", torch.float32, True),
-        ("int8-fast", torch.float32, True),
+        ("fp32", True, torch.float32, False),
+        ("fp32", False, torch.float32, False),
+        ("bf16", True, torch.bfloat16, False),
+        ("bf16", False, torch.bfloat16, False),
+        ("int8", True, torch.float32, True),
+        ("int8", False, torch.float32, False),
+        ("int4", True, torch.float32, True),
+        ("int4", False, torch.bfloat16, False),
     ],
 )
-def test_explicit_precision(precision: str, dtype: torch.dtype, invariant: bool) -> None:
-    """Asked for, a precision is taken whatever the checkpoint and the processor."""
-    for quantized in (True, False):
-        backend = choose_backend("cpu", precision, quantized_checkpoint=quantized)
-        assert backend == Backend(CPU, precision, dtype)  # type: ignore[arg-type]
-        assert backend.row_invariant is backend.int8 is invariant
+def test_explicit_precision(
+    precision: str, kernels: bool, dtype: torch.dtype, native: bool, quantized: bool, processor: Callable[..., None]
+) -> None:
+    """Asked for, a precision is taken whatever the checkpoint; the kernels compute it where they can."""
+    processor(kernels=kernels)
+    backend = choose_backend("cpu", precision, quantized_checkpoint=quantized)
+    assert backend == Backend(CPU, precision, dtype, native)  # type: ignore[arg-type]
+
+
+def test_weights_as_stored_are_for_the_kernels(processor: Callable[..., None]) -> None:
+    processor(kernels=True)
+    backend = choose_backend("cpu", "stored", quantized_checkpoint=True)
+    assert backend == Backend(CPU, "stored", torch.float32, native=True)
 
 
 @pytest.mark.parametrize(
-    ("quantized", "int8_dot", "bf16_dot", "expected"),
+    ("kernels", "quantized", "native"), [(False, True, True), (True, False, True), (True, True, False)]
+)
+def test_weights_as_stored_are_refused_without_kernels_or_stored_weights(
+    kernels: bool, quantized: bool, native: bool, processor: Callable[..., None]
+) -> None:
+    processor(kernels=kernels)
+    with pytest.raises(PacelineError, match="precision 'stored' needs a GGUF file and the native kernels"):
+        choose_backend("cpu", "stored", quantized_checkpoint=quantized, native=native)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("int8", torch.float32), ("int4", torch.bfloat16)])
+def test_a_model_that_the_kernels_cannot_run_stays_in_pytorch(
+    precision: str, dtype: torch.dtype, processor: Callable[..., None]
+) -> None:
+    processor(kernels=True)
+    backend = choose_backend("cpu", precision, quantized_checkpoint=False, native=False)
+    assert backend == Backend(CPU, precision, dtype)  # type: ignore[arg-type]
+
+
+def test_int8_without_vnni_needs_the_kernels(processor: Callable[..., None]) -> None:
+    processor(kernels=True, int8_dot=False)
+    assert choose_backend("cpu", "int8", quantized_checkpoint=False).native
+    processor(kernels=False, int8_dot=False)
+    with pytest.raises(PacelineError, match="precision 'int8' needs a processor with VNNI"):
+        choose_backend("cpu", "int8", quantized_checkpoint=False)
+
+
+@pytest.mark.parametrize(
+    ("quantized", "kernels", "int8_dot", "bf16_dot", "expected"),
     [
-        (True, True, True, "int8"),
-        (True, True, False, "int8"),
-        (True, False, True, "bf16"),
-        (True, False, False, "fp32"),
-        (False, True, True, "bf16"),
-        (False, True, False, "fp32"),
-        (False, False, False, "fp32"),
+        (True, True, False, True, "stored"),
+        (True, True, True, False, "stored"),
+        (True, False, True, True, "int8"),
+        (True, False, True, False, "int8"),
+        (True, False, False, True, "bf16"),
+        (True, False, False, False, "fp32"),
+        (False, True, True, True, "bf16"),
+        (False, True, True, False, "fp32"),
+        (False, False, True, True, "bf16"),
+        (False, False, False, False, "fp32"),
     ],
 )
 def test_auto_precision(
-    quantized: bool, int8_dot: bool, bf16_dot: bool, expected: str, monkeypatch: pytest.MonkeyPatch
+    quantized: bool, kernels: bool, int8_dot: bool, bf16_dot: bool, expected: str, processor: Callable[..., None]
 ) -> None:
     """Never rounds a checkpoint harder than it came, and only to what the processor multiplies exactly and fast."""
-    monkeypatch.setattr(device, "has_int8_dot", lambda: int8_dot)
-    monkeypatch.setattr(device, "has_bf16_dot", lambda: bf16_dot)
+    processor(kernels=kernels, int8_dot=int8_dot, bf16_dot=bf16_dot)
     if expected == "bf16" and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         expected = "fp32"
-    assert choose_backend("cpu", "auto", quantized_checkpoint=quantized).precision == expected
+    backend = choose_backend("cpu", "auto", quantized_checkpoint=quantized)
+    assert (backend.precision, backend.native) == (expected, expected == "stored")
+
+
+@pytest.mark.parametrize(
+    ("quantized", "kernels", "int8_dot", "expected"),
+    [
+        (True, True, True, "stored"),
+        (False, True, False, "int8"),
+        (True, False, True, "int4"),
+        (False, False, True, "int4"),
+        (False, False, False, "fp32"),
+    ],
+)
+def test_auto_precision_of_a_draft(
+    quantized: bool, kernels: bool, int8_dot: bool, expected: str, processor: Callable[..., None]
+) -> None:
+    """Its rounding costs acceptance, never exactness."""
+    processor(kernels=kernels, int8_dot=int8_dot)
+    backend = choose_backend("cpu", "auto", quantized_checkpoint=quantized, may_round=True)
+    assert (backend.precision, backend.native) == (expected, kernels)
+
+
+@pytest.mark.parametrize(
+    ("backend", "invariant", "onednn", "cache"),
+    [
+        (Backend(CPU, "stored", torch.float32, native=True), True, False, torch.float16),
+        (Backend(CPU, "int8", torch.float32, native=True), True, False, torch.float16),
+        (Backend(CPU, "int4", torch.float32, native=True), True, False, torch.float16),
+        (Backend(CPU, "int8", torch.float32), True, True, torch.float32),
+        (Backend(CPU, "int4", torch.bfloat16), False, False, torch.bfloat16),
+        (Backend(CPU, "bf16", torch.bfloat16), False, False, torch.bfloat16),
+        (Backend(CPU, "fp32", torch.float32), False, False, torch.float32),
+    ],
+)
+def test_what_a_backend_promises_and_keeps(backend: Backend, invariant: bool, onednn: bool, cache: torch.dtype) -> None:
+    assert (backend.row_invariant, backend.int8, backend.cache_dtype) == (invariant, onednn, cache)
+
+
+def test_backends_that_compute_other_numbers_have_other_keys() -> None:
+    choices = [Backend(CPU, p, torch.float32, native) for p in ("int8", "int4") for native in (False, True)]
+    assert len({backend.key for backend in choices}) == 4
+
+
+@pytest.mark.parametrize(
+    ("built", "name", "expected"), [(True, "avx2", True), (True, "portable", False), (False, "", False)]
+)
+def test_portable_kernels_count_as_none(
+    built: bool, name: str, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are slower than PyTorch's."""
+    monkeypatch.setattr(library, "library", lambda: object() if built else None)
+    monkeypatch.setattr(interface, "backend", lambda: name)
+    assert device.has_kernels() is expected
+
+
+def test_kernels_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    assert library.library() is None
+    assert not device.has_kernels()
+    assert library.why_missing() == "turned off by PACELINE_NATIVE=0"
 
 
 def test_device_defaults_to_the_cpu_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,8 +257,8 @@ def test_gpu_is_preferred_and_computes_in_bf16(monkeypatch: pytest.MonkeyPatch) 
     assert backend == Backend(torch.device("cuda"), "bf16", torch.bfloat16)
 
 
-@pytest.mark.parametrize("precision", ["int8", "int8-fast"])
-def test_int8_on_a_gpu_is_refused(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("precision", ["stored", "int8", "int4"])
+def test_few_bits_on_a_gpu_is_refused(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(PacelineError, match=f"precision '{precision}' runs on the CPU only; use bf16 on cuda"):
         choose_backend("cuda", precision, quantized_checkpoint=True)
@@ -156,10 +271,10 @@ def test_absent_gpu_is_named(name: str, monkeypatch: pytest.MonkeyPatch) -> None
         choose_backend(name, "auto", quantized_checkpoint=False)
 
 
-@pytest.mark.parametrize("precision", ["int3", "", "FP32"])
+@pytest.mark.parametrize("precision", ["int3", "", "FP32", "int8-fast"])
 def test_unknown_precision_is_named(precision: str) -> None:
     with pytest.raises(
-        PacelineError, match=f"unknown precision '{precision}'; one of auto, fp32, bf16, int8, int8-fast"
+        PacelineError, match=f"unknown precision '{precision}'; one of auto, stored, fp32, bf16, int8, int4"
     ):
         choose_backend("cpu", precision, quantized_checkpoint=False)
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from gguf.quants import quantize
+from native_lab import NATIVE, needs_kernels
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -21,6 +23,7 @@ from torch import Tensor
 from paceline import device
 from paceline.device import Backend
 from paceline.model.config import ModelConfig, RopeConfig
+from paceline.native.packed import Format, Packed
 from paceline.weights import load, store
 from paceline.weights.cache_dir import converted_dir
 from paceline.weights.fingerprint import fingerprint, remove_converted
@@ -28,6 +31,7 @@ from paceline.weights.resolve import Checkpoint
 from paceline.weights.store import Converted, load_converted, save_converted
 
 VOCAB, HIDDEN = 50, 64
+ONEDNN = Backend(torch.device("cpu"), "int8", torch.float32)
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "vocab_size": VOCAB,
@@ -51,7 +55,7 @@ MATRICES = {
 NORMS = {"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"}
 
 
-def write_folder(folder: Path, seed: int = 0) -> Path:
+def write_folder(folder: Path, seed: int = 0, heads: int = 4) -> Path:
     random = torch.Generator().manual_seed(seed)
     tensors = {"model.embed_tokens.weight": torch.randn(VOCAB, HIDDEN, generator=random)}
     tensors["model.norm.weight"] = torch.randn(HIDDEN, generator=random)
@@ -61,18 +65,19 @@ def write_folder(folder: Path, seed: int = 0) -> Path:
         tensors |= {f"{at}{name}.weight": torch.randn(HIDDEN, generator=random) for name in NORMS}
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    config = CONFIG | {"num_attention_heads": heads, "num_key_value_heads": heads}
+    (folder / "config.json").write_text(json.dumps(config))
     return folder
 
 
-def write_gguf(path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.Q8_0) -> Path:
+def write_gguf(path: Path, kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.Q8_0, heads: int = 4) -> Path:
     random = np.random.default_rng(0)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
     writer.add_block_count(CONFIG["num_hidden_layers"])
     writer.add_feed_forward_length(HIDDEN)
-    writer.add_head_count(4)
+    writer.add_head_count(heads)
     writer.add_layer_norm_rms_eps(1e-5)
     for index in range(CONFIG["num_hidden_layers"]):
         for name in MATRICES.values():
@@ -93,18 +98,35 @@ class Loads:
     """Every set of tensors that `load_model` handed to the decoder, latest last."""
 
     def __init__(self) -> None:
-        self.tensors: list[Mapping[str, Tensor]] = []
+        self.tensors: list[Mapping[str, Tensor | Packed]] = []
         self.configs: list[ModelConfig] = []
+        self.backends: list[Backend] = []
 
-    def __call__(self, config: ModelConfig, tensors: Mapping[str, Tensor], backend: Backend, head_ids: Any) -> None:
+    def __call__(
+        self, config: ModelConfig, tensors: Mapping[str, Tensor | Packed], backend: Backend, head_ids: Any
+    ) -> None:
         self.configs.append(config)
-        self.tensors.append(tensors)
+        self.tensors.append({name: held(tensor) for name, tensor in tensors.items()})
+        self.backends.append(backend)
 
     def first_equals_last(self) -> bool:
         first, last = self.tensors[0], self.tensors[-1]
-        return set(first) == set(last) and all(
-            first[name].dtype == last[name].dtype and torch.equal(first[name], last[name]) for name in first
-        )
+        return set(first) == set(last) and all(same(first[name], last[name]) for name in first)
+
+    def formats(self) -> set[Format]:
+        """Of all packed matrices of the last load; empty where PyTorch computes."""
+        return {each.format for each in self.tensors[-1].values() if isinstance(each, Packed)}
+
+
+def held(each: Tensor | Packed) -> Tensor | Packed:
+    """A copy: what was loaded may lie in a mapped file that a test is about to damage."""
+    return replace(each, data=each.data.clone()) if isinstance(each, Packed) else each.clone()
+
+
+def same(a: Tensor | Packed, b: Tensor | Packed) -> bool:
+    if isinstance(a, Packed) and isinstance(b, Packed):
+        return (a.format, a.rows, a.columns) == (b.format, b.rows, b.columns) and torch.equal(a.data, b.data)
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
 
 
 @pytest.fixture
@@ -127,6 +149,26 @@ def folder(tmp_path: Path) -> Path:
     return write_folder(tmp_path / "model")
 
 
+@pytest.fixture(params=["onednn", pytest.param("native", marks=needs_kernels)])
+def native(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether few bits go to the native kernels or to PyTorch."""
+    monkeypatch.setattr(device, "has_kernels", lambda: request.param == "native")
+    monkeypatch.setattr(device, "has_int8_dot", lambda: True)
+    monkeypatch.setattr(device, "has_bf16_dot", lambda: False)
+    return bool(request.param == "native")
+
+
+@pytest.fixture
+def _no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_kernels", lambda: False)
+    monkeypatch.setattr(device, "has_int8_dot", lambda: True)
+
+
+@pytest.fixture
+def _kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_kernels", lambda: True)
+
+
 def stored_files(cache: Path) -> list[Path]:
     return sorted(path for path in cache.rglob("*") if path.is_file())
 
@@ -141,9 +183,9 @@ def forbid_source(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the second load ----
 
 
-@pytest.mark.parametrize("precision", ["int8", "int8-fast"])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_second_load_reads_only_the_store(
-    precision: str, folder: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
+    precision: str, native: bool, folder: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load.load_model(str(folder), precision=precision)
     forbid_source(monkeypatch)
@@ -151,15 +193,67 @@ def test_second_load_reads_only_the_store(
     assert len(loads.tensors[0]) > 10
     assert loads.first_equals_last()
     assert loads.configs[0] == loads.configs[1]
+    assert [backend.native for backend in loads.backends] == [native] * 2
 
 
-def test_int8_and_int8_fast_share_one_file(
-    folder: Path, cache: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
+@needs_kernels
+@pytest.mark.usefixtures("_kernels")
+@pytest.mark.parametrize("precision", ["auto", "stored"])
+def test_a_quantised_checkpoint_is_kept_as_stored(
+    precision: str, tmp_path: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load.load_model(str(folder), precision="int8")
+    path = write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q5_1)
+    load.load_model(str(path), precision=precision)
+    assert loads.formats() == {Format.Q5_1}
     forbid_source(monkeypatch)
-    assert load.load_model(str(folder), precision="int8-fast").backend.precision == "int8-fast"
-    assert len(stored_files(cache)) == 1
+    assert load.load_model(str(path), precision=precision).backend == replace(NATIVE, precision="stored")
+    assert loads.first_equals_last()
+
+
+@needs_kernels
+@pytest.mark.usefixtures("_kernels")
+def test_int8_for_a_quantised_checkpoint_is_not_what_is_stored(tmp_path: Path, loads: Loads) -> None:
+    """Asked for in 8 bits, the weights are rounded to 8 bits; both conversions live side by side."""
+    path = write_gguf(tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q4_0)
+    for precision, formats in (("stored", {Format.Q4_0}), ("int8", {Format.Q8_0}), ("stored", {Format.Q4_0})):
+        load.load_model(str(path), precision=precision)
+        assert loads.formats() == formats
+    assert loads.first_equals_last()
+
+
+@needs_kernels
+@pytest.mark.usefixtures("_kernels")
+def test_packed_weights_from_the_store_lie_on_a_cache_line(folder: Path, loads: Loads) -> None:
+    load.load_model(str(folder), precision="int8")
+    found = load_converted(fingerprint(checkpoint_of(folder)), NATIVE)
+    assert found is not None
+    matrices = [each.data for each in found.tensors.values() if isinstance(each, Packed)]
+    assert len(matrices) == 1 + 2 * len(MATRICES)
+    assert all(data.data_ptr() % 64 == 0 for data in matrices)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("heads", [4, 8])  # 8 heads of 8: the kernels want multiples of 16
+def test_second_load_reads_only_the_store_whatever_the_kernels_can_run(
+    heads: int, tmp_path: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_folder(tmp_path / "model", heads=heads)
+    load.load_model(str(folder), device="cpu", precision="int8")
+    forbid_source(monkeypatch)
+    load.load_model(str(folder), device="cpu", precision="int8")
+    assert loads.first_equals_last()
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("heads", [4, 8])
+def test_second_load_of_a_quantised_checkpoint_reads_only_the_store_whatever_the_kernels_can_run(
+    heads: int, tmp_path: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "model.gguf", heads=heads)
+    load.load_model(str(path), device="cpu")
+    forbid_source(monkeypatch)
+    load.load_model(str(path), device="cpu")
+    assert loads.first_equals_last()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
@@ -178,6 +272,7 @@ def test_quantised_checkpoint_in_bf16_is_stored(tmp_path: Path, loads: Loads, mo
     assert loads.tensors[0]["head.weight"].dtype == torch.bfloat16
 
 
+@pytest.mark.usefixtures("_no_kernels")
 def test_stored_int8_does_not_answer_for_another_precision(folder: Path, loads: Loads) -> None:
     load.load_model(str(folder), precision="int8")
     load.load_model(str(folder), precision="fp32")
@@ -185,10 +280,34 @@ def test_stored_int8_does_not_answer_for_another_precision(folder: Path, loads: 
     assert "head.scale" not in loads.tensors[1]
 
 
+@needs_kernels
+def test_what_the_kernels_read_does_not_answer_for_pytorch(
+    folder: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same precision of the same checkpoint, in two layouts."""
+    monkeypatch.setattr(device, "has_int8_dot", lambda: True)
+    for there in (True, False, True):
+        monkeypatch.setattr(device, "has_kernels", lambda there=there: there)
+        load.load_model(str(folder), precision="int8")
+        assert (loads.formats() == {Format.Q8_0}) is there
+        assert ("head.scale" in loads.tensors[-1]) is not there
+
+
+@pytest.mark.usefixtures("native")
 def test_keys_differ_by_precision(folder: Path, loads: Loads) -> None:
     """Prefix hashes are salted with the key: caches of two precisions must not meet."""
-    keys = {load.load_model(str(folder), precision=p).key for p in ("fp32", "bf16", "int8", "int8-fast")}
+    keys = {load.load_model(str(folder), precision=p).key for p in ("fp32", "bf16", "int8", "int4")}
     assert len(keys) == 4
+
+
+@needs_kernels
+def test_keys_differ_by_who_computes(folder: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "has_int8_dot", lambda: True)
+    keys = []
+    for there in (True, False):
+        monkeypatch.setattr(device, "has_kernels", lambda there=there: there)
+        keys.append(load.load_model(str(folder), precision="int8").key)
+    assert keys[0] != keys[1]
 
 
 def test_config_survives_the_store(folder: Path) -> None:
@@ -198,9 +317,8 @@ def test_config_survives_the_store(folder: Path) -> None:
         local_rope=RopeConfig(theta=7.7), attention_scale=1 / 7, sliding_window=5, sliding_layers=(True, False),
         eos_ids=(1, 106), bos_id=2,
     )  # fmt: skip
-    backend = Backend(torch.device("cpu"), "int8", torch.float32)
-    save_converted("key", backend, Converted(config, True, {"x": torch.ones(1)}))
-    found = load_converted("key", "int8")
+    save_converted("key", ONEDNN, Converted(config, True, {"x": torch.ones(1)}))
+    found = load_converted("key", ONEDNN)
     assert found is not None
     assert found.config == config
     assert found.quantized is True
@@ -254,6 +372,7 @@ def test_new_shard_changes_the_fingerprint(folder: Path) -> None:
     assert fingerprint(checkpoint_of(folder)) != before
 
 
+@pytest.mark.usefixtures("native")
 def test_new_weights_are_loaded_anew(folder: Path, loads: Loads) -> None:
     load.load_model(str(folder), precision="int8")
     write_folder(folder, seed=1)
@@ -297,10 +416,9 @@ def _with_another_config(path: Path) -> None:
     [_truncate, _cut_header, _empty, _garbage, _without_metadata, _without_config, _with_another_config],
 )
 def test_damaged_file_is_rebuilt(
-    damage: Any, folder: Path, cache: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
+    damage: Any, native: bool, folder: Path, cache: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load.load_model(str(folder), precision="int8")
-    loads.tensors[0] = {name: tensor.clone() for name, tensor in loads.tensors[0].items()}
     (file,) = stored_files(cache)
     damage(file)
     load.load_model(str(folder), precision="int8")
@@ -310,6 +428,7 @@ def test_damaged_file_is_rebuilt(
     assert loads.first_equals_last()
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error")])
 def test_full_disk_does_not_fail_the_load(
     error: Exception, folder: Path, cache: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
@@ -324,6 +443,7 @@ def test_full_disk_does_not_fail_the_load(
     assert stored_files(cache) == []
 
 
+@pytest.mark.usefixtures("native")
 def test_cache_that_is_a_file_does_not_fail_the_load(folder: Path, cache: Path, loads: Loads) -> None:
     cache.write_text("in the way")
     load.load_model(str(folder), precision="int8")
@@ -338,14 +458,15 @@ def test_cache_that_cannot_be_looked_at_does_not_fail_the_load(
 
     for name in ("exists", "mkdir", "unlink"):
         monkeypatch.setattr(Path, name, deny)
-    assert load_converted("key", "int8") is None
+    assert load_converted("key", ONEDNN) is None
     converted = Converted(ModelConfig("llama", 1, 1, 1, 1, 1, 1, 1, 1), False, {})
-    save_converted("key", Backend(torch.device("cpu"), "int8", torch.float32), converted)
+    save_converted("key", ONEDNN, converted)
 
 
 # ---- precision auto ----
 
 
+@pytest.mark.usefixtures("_no_kernels")
 @pytest.mark.parametrize(("int8_dot", "expected"), [(True, "int8"), (False, "fp32")])
 @pytest.mark.parametrize("again", [False, True])
 def test_auto_for_a_quantised_checkpoint(
@@ -363,25 +484,20 @@ def test_auto_for_a_quantised_checkpoint(
 
 @pytest.mark.parametrize("kind", [gguf.GGMLQuantizationType.F16, gguf.GGMLQuantizationType.BF16])
 def test_auto_for_a_gguf_that_is_not_quantised(
-    kind: gguf.GGMLQuantizationType, tmp_path: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
+    kind: gguf.GGMLQuantizationType, native: bool, tmp_path: Path, loads: Loads
 ) -> None:
-    monkeypatch.setattr(device, "has_int8_dot", lambda: True)
-    monkeypatch.setattr(device, "has_bf16_dot", lambda: False)
     path = write_gguf(tmp_path / "model.gguf", kind)
     assert load.load_model(str(path), device="cpu").backend.precision == "fp32"
     load.load_model(str(path), device="cpu", precision="int8")
     assert load.load_model(str(path), device="cpu").backend.precision == "fp32"
-    assert "head.scale" not in loads.tensors[-1]
+    assert loads.tensors[-1].keys() == loads.tensors[0].keys()
 
 
-def test_auto_for_a_directory_ignores_a_stored_int8(
-    folder: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device, "has_int8_dot", lambda: True)
-    monkeypatch.setattr(device, "has_bf16_dot", lambda: False)
+@pytest.mark.usefixtures("native")
+def test_auto_for_a_directory_ignores_a_stored_int8(folder: Path, loads: Loads) -> None:
     load.load_model(str(folder), device="cpu", precision="int8")
     assert load.load_model(str(folder), device="cpu").backend.precision == "fp32"
-    assert "head.scale" not in loads.tensors[-1]
+    assert loads.tensors[0].keys() != loads.tensors[-1].keys()
 
 
 def test_removing_takes_what_was_converted_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

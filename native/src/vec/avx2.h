@@ -7,6 +7,9 @@
 
 namespace paceline::PL_ISA {
 
+// Rows of a linear that take turns, and how far their loop unrolls: 16 registers do not hold the sums of all rows, so they wait in memory.
+constexpr int TURN = 2, UNROLL = 1;
+
 struct F {  // 16 fp32: lanes 0..7 and 8..15
     __m256 low, high;
 };

@@ -7,6 +7,9 @@
 
 namespace paceline::PL_ISA {
 
+// Rows of a linear that take turns, and how far their loop unrolls: 32 registers hold the sums of 16 rows.
+constexpr int TURN = 4, UNROLL = 16;
+
 using F = __m512;   // 16 fp32
 using I = __m512i;  // 16 int32
 using W = __m512i;  // 64 unsigned bytes: 16 lanes of 4

@@ -7,6 +7,9 @@
 
 namespace paceline::PL_ISA {
 
+// Rows of a linear that take turns, and how far their loop unrolls: the sums of rows wait in memory.
+constexpr int TURN = 4, UNROLL = 1;
+
 template <class Register> struct Four {
     Register a, b, c, d;
 };

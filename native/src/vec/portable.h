@@ -7,6 +7,9 @@
 
 namespace paceline::PL_ISA {
 
+// Rows of a linear that take turns, and how far their loop unrolls: quickly compiled: made for any processor, not for speed.
+constexpr int TURN = 1, UNROLL = 1;
+
 static_assert(FLT_EVAL_METHOD == 0, "every operation has to round to fp32");
 
 struct F {  // 16 fp32

@@ -100,13 +100,13 @@ REFERENCE = Variant(PLAIN)
 class Finding:
     """What one variant showed. `passed` is None where a difference breaks no promise. gap: see `Comparison`.
 
-    prompts: those to which every answer was equal, of `prompts_compared`. first: the first difference, in `first_case`.
+    equal_prompts: those to which every answer was equal, of `prompts_compared`. first: the first difference, in `first_case`.
     """
 
     name: str
     passed: bool | None
     tokens: int
-    prompts: int
+    equal_prompts: int
     prompts_compared: int
     answers_same_ids: int
     answers: int
@@ -208,7 +208,7 @@ class Bitwise:
             name=variant.name,
             passed=_passed(compared, self.promised),
             tokens=sum(each.tokens for each in compared),
-            prompts=len(prompts - {case.prompt for case, _ in parted}),
+            equal_prompts=len(prompts - {case.prompt for case, _ in parted}),
             prompts_compared=len(prompts),
             answers_same_ids=sum(each.same_ids for each in compared),
             answers=len(compared),

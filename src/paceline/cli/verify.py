@@ -137,7 +137,7 @@ def _seen(finding: Finding) -> str:
         return f"{finding.tokens} tokens equal, log probabilities and their top 5 in every bit; {work}"
     first = finding.first
     return (
-        f"differs in {finding.prompts_compared - finding.prompts} of {finding.prompts_compared} prompts "
+        f"differs in {finding.prompts_compared - finding.equal_prompts} of {finding.prompts_compared} prompts "
         f"({finding.tokens} tokens compared), first in {finding.first_case}, token {first.position}, {first.what}: "
         f"plain {first.plain}, here {first.other}; ids equal in {finding.answers_same_ids} of {finding.answers} "
         f"answers, largest difference of a log probability {finding.gap:.3g}; {work}"
@@ -145,7 +145,7 @@ def _seen(finding: Finding) -> str:
 
 
 def _sum_up(findings: list[Finding]) -> None:
-    pairs, equal = sum(each.prompts_compared for each in findings), sum(each.prompts for each in findings)
+    pairs, equal = sum(each.prompts_compared for each in findings), sum(each.equal_prompts for each in findings)
     variants = sum(each.first is None for each in findings)
     print(
         f"{equal} of {pairs} pairs of variant and prompt equal in every bit; "
@@ -163,7 +163,7 @@ def _as_json(check: Bitwise, findings: list[Finding], *, passed: bool) -> dict[s
         "device": str(backend.device),
         "prompts": [prompt.id for prompt in check.config.prompts],
         "pairs": sum(each.prompts_compared for each in findings),
-        "equal_pairs": sum(each.prompts for each in findings),
+        "equal_pairs": sum(each.equal_prompts for each in findings),
         "variants": [asdict(finding) | {"gap": _finite(finding.gap)} for finding in findings],
     }
 

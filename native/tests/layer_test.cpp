@@ -1,0 +1,141 @@
+// Linears and decoder layers through the C ABI: every backend, number of threads and division of the rows into calls
+// gives the bits of the portable backend on one thread, row by row.
+#include <algorithm>
+
+#include "check.h"
+#include "layer_case.h"
+#include "paceline.h"
+
+namespace paceline::test {
+namespace {
+
+std::vector<std::string> backend_names() {
+    std::vector<std::string> names(1);
+    for (const char* at = pl_backends(); *at != 0; ++at)
+        if (*at == ',') names.emplace_back();
+        else names.back() += *at;
+    return names;
+}
+
+// f(what) for every backend and some numbers of threads.
+template <class Function> void everywhere(const Function& f) {
+    for (const std::string& name : backend_names())
+        for (int threads : {1, 3}) {
+            pl_use_backend(name.c_str());
+            pl_set_threads(threads);
+            f(name + ", threads " + std::to_string(threads));
+        }
+}
+
+void use_portable() {
+    pl_use_backend("portable");
+    pl_set_threads(1);
+}
+
+// ---- linears ----
+
+std::vector<float> forward(const pl_linear& linear, const std::vector<float>& x, int count, const float* norm) {
+    std::vector<float> out(static_cast<size_t>(count) * linear.rows);
+    std::vector<Line> work = workspace(pl_linear_work(count, linear.columns));
+    pl_linear_forward(&linear, x.data(), count, norm, 1e-6f, work.data(), out.data());
+    return out;
+}
+
+std::vector<float> row_by_row(const pl_linear& linear, const std::vector<float>& x, int count, const float* norm) {
+    std::vector<float> all;
+    for (int row = 0; row < count; ++row) {
+        const std::vector<float> own(x.begin() + row * linear.columns, x.begin() + (row + 1) * linear.columns);
+        const std::vector<float> out = forward(linear, own, 1, norm);
+        all.insert(all.end(), out.begin(), out.end());
+    }
+    return all;
+}
+
+void test_linear(const std::vector<int>& rows, int columns, int count, Random& random) {
+    const LinearCase c(rows, columns, random);
+    const pl_linear linear = c.get();
+    const std::vector<float> x = random.normals(static_cast<size_t>(count) * columns), weight = random.normals(columns);
+    const float* norm = random.one_in(2) ? weight.data() : nullptr;
+    use_portable();
+    const std::vector<float> expected = row_by_row(linear, x, count, norm);
+    everywhere([&](const std::string& where) {
+        const std::vector<float> out = forward(linear, x, count, norm);
+        const std::string shape = std::to_string(count) + " rows, " + std::to_string(linear.rows) + " x " + std::to_string(columns);
+        expect_same(out.data(), expected.data(), expected.size(), where + ": linear of " + shape);
+    });
+}
+
+void test_linears(Random& random) {
+    for (int count : {0, 1, 2, 15, 16, 17, 33}) {
+        test_linear({48, 16, 7}, 256, count, random);
+        test_linear({random.between(1, 100)}, 32 * random.between(1, 12), count, random);
+        test_linear({16 * random.between(1, 4), random.between(1, 40)}, 256 * random.between(1, 3), count, random);
+    }
+}
+
+// ---- layers ----
+
+struct State {
+    std::vector<float> hidden, cos, sin;
+    std::vector<uint16_t> keys, values;
+};
+
+State random_state(const pl_layer& layer, const BatchCase& batch, Random& random) {
+    const size_t pool = static_cast<size_t>(batch.slots()) * layer.kv_heads * layer.head_dim;
+    const size_t angles = static_cast<size_t>(BatchCase::MOST_POSITIONS) * layer.head_dim / 2;
+    State s{random.normals(static_cast<size_t>(batch.rows()) * layer.hidden), {}, {}, {}, {}};
+    for (size_t i = 0; i < angles; ++i) {
+        const float angle = random.normal();
+        s.cos.push_back(std::cos(angle));
+        s.sin.push_back(std::sin(angle));
+    }
+    for (std::vector<uint16_t>* store : {&s.keys, &s.values})
+        for (size_t i = 0; i < pool; ++i) store->push_back(static_cast<uint16_t>(random.between(0, 15 << 10) | random.between(0, 1) << 15));
+    return s;
+}
+
+// Both sublayers, with `step` rows a call.
+State after_layer(const pl_layer& layer, const BatchCase& cases, State s, int step) {
+    for (int first = 0; first < cases.rows(); first += step) {
+        const int count = std::min(step, cases.rows() - first);
+        std::vector<Line> work = workspace(pl_layer_work(&layer, count, cases.longest()));
+        float* hidden = s.hidden.data() + static_cast<size_t>(first) * layer.hidden;
+        cases.with(first, count, [&](pl_batch batch) {
+            batch.work = work.data();
+            pl_attention(&layer, &batch, s.keys.data(), s.values.data(), s.cos.data(), s.sin.data(), hidden);
+            pl_mlp(&layer, &batch, hidden);
+        });
+    }
+    return s;
+}
+
+void test_layer(Random& random) {
+    const LayerCase c(random);
+    const BatchCase batch(random);
+    const State start = random_state(c.layer, batch, random);
+    use_portable();
+    const State expected = after_layer(c.layer, batch, start, 1);
+    for (float each : expected.hidden) expect(std::isfinite(each), "the layer's numbers stay finite");
+    everywhere([&](const std::string& where) {
+        for (int step : {1, 5, batch.rows()}) {
+            const State found = after_layer(c.layer, batch, start, step);
+            const std::string what = where + ", " + std::to_string(step) + " of " + std::to_string(batch.rows()) + " rows a call: ";
+            expect_same(found.hidden.data(), expected.hidden.data(), expected.hidden.size(), what + "hidden");
+            expect(found.keys == expected.keys && found.values == expected.values, what + "keys and values");
+        }
+    });
+}
+
+}  // namespace
+
+int run() {
+    Random random(7);
+    test_linears(random);
+    for (int round = 0; round < 12; ++round) test_layer(random);
+    std::printf("%s: %d failures\n", pl_backends(), failures);
+    return failures == 0 ? 0 : 1;
+}
+
+}  // namespace paceline::test
+
+int main() { return paceline::test::run(); }
