@@ -52,6 +52,7 @@ class Fleet:
         clock, spent = CpuClock.read(), self._cpu_seconds()
         answer = worker.generate(label.partition(":")[2], prompt, max_tokens)
         end, spent_after = CpuClock.read(), self._cpu_seconds()
+        worker.settle()
         used = {engine: spent_after[engine] - spent[engine] for engine in spent}
         wall = max(end.wall - clock.wall, 1e-9)
         for engine, seconds in used.items():
@@ -70,6 +71,7 @@ class Fleet:
         self.versions[engine.name] = worker.versions
         for mode in engine.settings.modes:
             worker.generate(mode, self.warm_up, self.max_tokens)
+        worker.settle()
         return worker
 
     def _cpu_seconds(self) -> Mapping[Engine, float]:

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.peers.engines import OURS
 from benchmarks.peers.timing import PREFILL, Run
 
-from paceline.bench.speedup import RESAMPLES, Speedup, Values, speedup, typical, values
+from paceline.bench.speedup import Speedup, Values, _resampled_medians, _timed, speedup, typical, values
 
 
 @dataclass(frozen=True)
@@ -84,19 +84,14 @@ def geometric_mean(by_kind: Mapping[str, Mapping[str, Values]], ratios: Sequence
     """Of the kinds' ratios. The interval resamples each kind's prompts, and within each its repeats, by itself."""
     if not ratios:
         return None
-    chance = np.random.default_rng(0)
-    resampled = [_resampled(by_kind[each.kind][each.ours], by_kind[each.kind][each.theirs], chance) for each in ratios]
-    low, high = np.nanquantile(np.exp(np.mean(np.log(resampled), axis=0)), (0.025, 0.975))
+    pairs = [_paired(by_kind[each.kind][each.ours], by_kind[each.kind][each.theirs]) for each in ratios]
+    resampled = [_resampled_medians(pair, seed) for seed, pair in enumerate(pairs)]
+    low, high = np.quantile(np.exp(np.mean(np.log(resampled), axis=0)), (0.025, 0.975))
     middle = np.exp(np.mean(np.log([each.ratio.median for each in ratios])))
     return Speedup(float(middle), float(low), float(high))
 
 
-def _resampled(mine: Values, theirs: Values, chance: np.random.Generator) -> Values:
-    """Medians [RESAMPLES] of ratios of runs paired by prompt and repeat."""
-    ratios = np.where((mine > 0) & (theirs > 0), mine, np.nan) / np.where(theirs > 0, theirs, np.nan)
-    ratios = ratios[~np.isnan(ratios).all(axis=1)]
-    prompts, repeats = ratios.shape
-    rows = chance.integers(prompts, size=(RESAMPLES, prompts))
-    columns = chance.integers(repeats, size=(RESAMPLES, prompts, repeats))
-    medians: Values = np.nanmedian(np.nanmedian(ratios[rows[:, :, None], columns], axis=2), axis=1)
-    return medians
+def _paired(mine: Values, theirs: Values) -> Values:
+    """Ratios of runs of one prompt in one repeat, without prompts that were never timed."""
+    ratios = _timed(mine) / _timed(theirs)
+    return ratios[~np.isnan(ratios).all(axis=1)]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,8 @@ from paceline.errors import PacelineError
 
 ROOT = Path(__file__).parents[2]
 SHOWN = 15  # lines of a failed engine's log
-PATIENCE = 20  # seconds that an engine has to end by itself
+PATIENCE = 20  # seconds that an engine has to end by itself, or to fall asleep
+MOMENT = 0.2  # seconds; processor time is counted in hundredths
 
 
 class Worker:
@@ -56,6 +58,15 @@ class Worker:
             return sum(sum(process.cpu_times()[:2]) for process in family)
         except psutil.NoSuchProcess:
             return 0.0
+
+    def settle(self) -> None:
+        """Wait until it sleeps: some spin for a second after an answer, which must not fall on the next engine."""
+        deadline, spent = time.monotonic() + PATIENCE, self.cpu_seconds()
+        while time.monotonic() < deadline:
+            time.sleep(MOMENT)
+            before, spent = spent, self.cpu_seconds()
+            if spent - before < MOMENT / 10:
+                return
 
     def close(self) -> None:
         """End the process: by request, or by force if it does not listen."""

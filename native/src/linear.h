@@ -162,7 +162,10 @@ template <int ZERO> PL_INLINE I start(int32_t negative_sum) {
     else return shift_left<ZERO>(set(negative_sum));
 }
 
-constexpr int AHEAD = 2048;  // bytes: what compute and memory need to overlap
+// With more rows than these a group is computed so slowly that the processor's own prefetching falls behind, and asking for
+// the weights AHEAD bytes further on makes memory and arithmetic overlap; with fewer, asking only gets in the way (measured).
+constexpr int STREAMED = 4, AHEAD = 2048;
+
 // A group's part of `ROWS` rows, u of the comment above. Rows take turns, since a row's sums wait for each other.
 template <class R, int ROWS> PL_INLINE void products(const Group32& g, const Activations* x, F (&u)[ROWS]) {
     I sum[ROWS];
@@ -204,9 +207,11 @@ template <Format FORMAT, int ROWS> void block(const uint8_t* weights, const Acti
         for (int group = 0; group < groups; ++group, x += ROWS) {
             Group32 g;
             reader.read(group, g);
-            constexpr int part = size / groups;
+            if constexpr (ROWS > STREAMED) {
+                constexpr int part = size / groups;
 #pragma GCC unroll 10
-            for (int line = 0; line < (part + 63) / 64; ++line) prefetch(weights + AHEAD + group * part + 64 * line);
+                for (int line = 0; line < (part + 63) / 64; ++line) prefetch(weights + AHEAD + group * part + 64 * line);
+            }
             constexpr int turn = R::halves && TURN > 1 ? TURN / 2 : TURN, whole = ROWS / turn * turn;
 #pragma GCC unroll UNROLL
             for (int r = 0; r < whole; r += turn) add_group<R, turn>(g, x + r, acc + r);

@@ -1,4 +1,4 @@
-"""The guarantee on SmolLM2, int8: ids equal to plain decoding's, and every row's bits its own."""
+"""The guarantee on SmolLM2, in few bits: ids equal to plain decoding's, and every row's bits its own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ PRESET = "smollm2-135m"
 @pytest.fixture(scope="module")
 def models() -> Models:
     """The same model rounded harder drafts for itself: close to the target, but not the target."""
-    return load_models(Options(PRESET, draft=PRESET, draft_precision="int8-fast", precision="int8"))
+    loaded = load_models(Options(PRESET, draft=PRESET, draft_precision="int4"))
+    if not loaded.target.backend.row_invariant:
+        pytest.skip(f"{loaded.target.backend.precision} on this processor promises no equal bits")
+    return loaded
 
 
 def llm(models: Models, method: str, **options: object) -> LLM:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from zlib import crc32
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from paceline.model.config import ModelConfig, RopeConfig
 from paceline.model.decoder import Batch, Decoder
 from paceline.native import interface
 from paceline.native.library import library, why_missing
+from paceline.native.packed import Format, Packed, pack
 from paceline.weights.assemble import assemble
 from paceline.weights.convert import convert
 
@@ -49,7 +52,7 @@ CONFIGS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@dataclass
 class Noise:
     """Weights under Hugging Face names, each drawn from its name."""
 
@@ -76,7 +79,7 @@ class Noise:
             return 0.3 * torch.randn(out, generator=drawn)
         if width == 0:
             return 1 + 0.3 * torch.randn(out, generator=drawn)
-        return torch.randn(out, width, generator=drawn) / width**0.5
+        return torch.randn(out, width, generator=drawn) / math.sqrt(width)
 
     def _shape(self, module: str) -> tuple[int, int]:
         """Outputs and inputs; a norm has none of the latter."""
@@ -97,6 +100,21 @@ def native(name: str) -> Decoder:
     """The decoder of CONFIGS[name] on the kernels."""
     config = CONFIGS[name]
     return assemble(config, dict(convert(Noise(config), NATIVE)), NATIVE)
+
+
+# Where the fp16 numbers of a stored block lie.
+_HALVES = dict.fromkeys((Format.Q4_1, Format.Q5_1, Format.Q4_K, Format.Q5_K), (0, 2)) | {Format.Q6_K: (208,)}
+
+
+def random_matrix(form: Format, rows: int, columns: int, seed: int = 0) -> Packed:
+    """Every level and scale that the format has, at random."""
+    drawn = np.random.default_rng(seed)
+    blocks = rows * columns // form.block_columns
+    stored = drawn.integers(0, 256, (blocks, form.stored_bytes(1, form.block_columns)), dtype=np.uint8)
+    for offset in _HALVES.get(form, (0,)):
+        halves = drawn.normal(scale=0.01, size=blocks).astype(np.float16)
+        stored[:, offset : offset + 2] = halves.view(np.uint8).reshape(blocks, 2)
+    return pack(stored.reshape(rows, -1), form, rows, columns)
 
 
 def prompt(count: int, seed: int = 0) -> list[int]:
@@ -163,12 +181,22 @@ def together(decoder: Decoder, parts: Sequence[Part]) -> list[Tensor]:
         fed += tokens[first:]
     positions = torch.cat([span.positions() for span in spans])
     hidden, _ = decoder.forward(Batch(torch.tensor(fed), positions, spans, parts[0][0].pool))
-    return list(hidden.split([span.count for span in spans]))
+    return [hidden[span.start : span.start + span.count] for span in spans]
 
 
 def random_tree(nodes: int, seed: int, reach: int = 9) -> Parents:
     chance = random.Random(seed)
     return tuple(chance.randint(max(-1, node - reach), node - 1) for node in range(nodes))
+
+
+def each_row(x: Tensor) -> list[Tensor]:
+    """Rows [T, ..] as T matrices of one row."""
+    return [x[i : i + 1] for i in range(len(x))]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    """Of fp32 tensors; zeros of either sign differ."""
+    return a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
 @contextmanager

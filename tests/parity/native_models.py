@@ -21,8 +21,9 @@ from paceline.weights.convert import convert
 from paceline.weights.source import TensorSource
 
 TOKENS = prompt(70, seed=5)  # past the sliding windows and several chunks of 16
-# Relative to a row's largest update. Sums of some hundred fp32 numbers differ by 1e-6 of it, one level by up to 1e-2.
-EXACT, ONE_LEVEL = 5e-6, 0.02
+# Relative to a row's largest update. The order of sums moves it by 1e-6 (7e-6 where large terms cancel: Q2_K of random
+# bytes), one level of one activation by up to 5e-3.
+EXACT, ONE_LEVEL = 2e-5, 0.02
 
 
 @dataclass

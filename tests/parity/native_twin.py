@@ -30,7 +30,7 @@ class Rounded:
 
 def rounded(x: Tensor) -> Rounded:
     """q = round(x / scale), scale = max|x| / 127, in groups of 32."""
-    groups = x.float().unflatten(1, (-1, 32))
+    groups = x.float().view(len(x), -1, 32)
     largest = groups.abs().amax(dim=2, keepdim=True)
     inverse = torch.where(largest < 1e-30, torch.zeros_like(largest), 127 / largest)
     levels = groups * inverse
@@ -82,7 +82,8 @@ class Twin:
         config, at = self.config, f"layers.{layer}."
         heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
         x = rounded(norm(hidden, self.tensor(at + "attention_norm.weight"), config.norm_eps))
-        q, k, v = self.linear(at + "qkv", x).unflatten(1, (-1, dim)).split((heads, kv_heads, kv_heads), dim=1)
+        qkv = self.linear(at + "qkv", x).view(len(hidden), -1, dim)
+        q, k, v = qkv[:, :heads], qkv[:, heads : heads + kv_heads], qkv[:, heads + kv_heads :]
         if config.qk_norm:
             q = norm(q, self.tensor(at + "query_norm.weight"), config.norm_eps)
             k = norm(k, self.tensor(at + "key_norm.weight"), config.norm_eps)

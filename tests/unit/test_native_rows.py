@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
 from native_lab import (
     CONFIGS,
+    NATIVE,
+    Noise,
     Place,
     backend,
     dirty_pool,
+    each_row,
     in_one_piece,
     in_pieces,
     native,
@@ -23,6 +27,7 @@ from native_lab import (
     prompt,
     random_tree,
     rows,
+    same_bits,
     threads,
     together,
 )
@@ -30,9 +35,12 @@ from torch import Tensor
 
 from paceline.cache.pool import SequenceCache
 from paceline.cache.tree import depths, paths
-from paceline.model.decoder import Decoder
+from paceline.model.attention import Span
+from paceline.model.decoder import NORMED, Batch, Decoder
 from paceline.native import interface
 from paceline.native.library import library
+from paceline.weights.assemble import assemble
+from paceline.weights.convert import convert
 
 pytestmark = needs_kernels
 
@@ -56,16 +64,13 @@ def one_by_one(name: str) -> Tensor:
 
 def in_chunks(decoder: Decoder, tokens: Sequence[int], sizes: Sequence[int], place: Place = in_one_piece) -> Tensor:
     """Hidden states of all tokens, the first `sizes[0]` in one forward, and so on, round and round."""
-    sequence, found = opened(decoder, [], room=len(tokens), place=place), []
+    pool = dirty_pool(decoder.config, blocks=2 * -(-len(tokens) // 16))
+    sequence, found = opened(decoder, [], room=len(tokens), place=place, pool=pool), list[Tensor]()
     while sequence.length < len(tokens):
         size = sizes[len(found) % len(sizes)]
         found.append(rows(decoder, sequence, tokens[sequence.length : sequence.length + size]))
         sequence.commit(range(len(found[-1])), [])
     return torch.cat(found)
-
-
-def same_bits(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and torch.equal(a.view(torch.int32), b.view(torch.int32))
 
 
 @MODELS
@@ -80,7 +85,7 @@ def test_a_row_is_the_same_alone_and_among_up_to_33(name: str) -> None:
 @MODELS
 def test_a_rows_logits_are_the_same_alone_and_among_up_to_33(name: str) -> None:
     decoder, hidden = native(name), one_by_one(name)
-    alone = torch.cat([decoder.logits(row) for row in hidden.split(1)])
+    alone = torch.cat([decoder.logits(row) for row in each_row(hidden)])
     assert alone.shape == (33, decoder.config.vocab_size)
     assert alone.std() > 0.1
     for count in range(1, 34):
@@ -125,6 +130,18 @@ def test_scattered_blocks_are_the_same_as_consecutive_ones(name: str) -> None:
     assert same_bits(in_chunks(decoder, tokens, [7, 30, 1], in_pieces), in_chunks(decoder, tokens, [len(tokens)]))
     small = opened(decoder, BEFORE, pool=dirty_pool(decoder.config, 90, block_size=3), place=in_pieces)
     assert same_bits(rows(decoder, small, NEXT), one_by_one(name))
+
+
+def test_a_row_is_the_same_before_and_after_a_longer_sequence() -> None:
+    """Past a thousand positions, for which the table of rotary angles is made anew."""
+    decoder = assemble(CONFIGS["plain"], dict(convert(Noise(CONFIGS["plain"]), NATIVE)), NATIVE)
+    sequence, tokens = opened(decoder, BEFORE), prompt(1100, seed=9)
+    before = rows(decoder, sequence, NEXT)
+    long = opened(decoder, tokens, pool=dirty_pool(decoder.config, 80))
+    long.truncate(1090)
+    together = rows(decoder, long, tokens[1090:])
+    assert same_bits(together, in_chunks(decoder, tokens, [500, 300])[1090:])
+    assert same_bits(rows(decoder, sequence, NEXT), before)
 
 
 @MODELS
@@ -228,3 +245,24 @@ def test_every_instruction_set_gives_the_same(name: str) -> None:
     for other in BACKENDS[1:]:
         with backend(other), threads(2):
             assert all(map(same_bits, everything(name), best)), other
+
+
+@MODELS
+def test_taps_are_the_hidden_states_as_they_were(name: str) -> None:
+    """The kernels change them in place."""
+    decoder = native(name)
+    layers = decoder.config.num_layers
+    sequence = opened(decoder, BEFORE)
+    span = Span(sequence, 0, len(NEXT), sequence.length)
+    sequence.append(len(NEXT))
+
+    def forward(**options: Any) -> tuple[Tensor, dict[int, Tensor]]:
+        return decoder.forward(Batch(torch.tensor(NEXT), span.positions(), [span], sequence.pool, **options))
+
+    last, taps = forward(taps=[*range(layers + 1), NORMED])
+    for index in range(layers + 1):
+        assert same_bits(taps[index], forward(layers=range(index))[0]), f"tap {index}"
+    assert same_bits(taps[layers], last)
+    assert same_bits(taps[NORMED], decoder.final_norm(last))
+    skipped = forward(skip={(layers - 1, "attention"), (layers - 1, "mlp")})[0]
+    assert same_bits(skipped, taps[layers - 1])

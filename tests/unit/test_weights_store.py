@@ -269,7 +269,9 @@ def test_quantised_checkpoint_in_bf16_is_stored(tmp_path: Path, loads: Loads, mo
     forbid_source(monkeypatch)
     load.load_model(str(path), precision="bf16")
     assert loads.first_equals_last()
-    assert loads.tensors[0]["head.weight"].dtype == torch.bfloat16
+    head = loads.tensors[0]["head.weight"]
+    assert isinstance(head, Tensor)
+    assert head.dtype == torch.bfloat16
 
 
 @pytest.mark.usefixtures("_no_kernels")

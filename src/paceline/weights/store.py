@@ -67,8 +67,10 @@ def save_converted(key: str, backend: Backend, converted: Converted) -> None:
 
 def _unpack(stored: Mapping[str, Tensor], packed: Mapping[str, list[int]]) -> dict[str, Tensor | Packed]:
     """Packed matrices move to memory of their own, aligned for the kernels, and the file's pages go."""
+    if not packed:
+        return dict(stored)
     arena = Arena(sum(Arena.rounded(stored[name].numel()) for name in packed))
-    tensors: dict[str, Tensor | Packed] = dict(stored)
+    tensors: dict[str, Tensor | Packed] = {name: stored[name].clone() for name in stored if name not in packed}
     for name, (form, rows, columns) in packed.items():
         data = arena.take(stored[name].numel()).copy_(stored[name])
         tensors[name] = Packed(Format(form), rows, columns, data)

@@ -1,0 +1,112 @@
+"""How far llama.cpp and we are from the model itself, its weights dequantised and computed in fp32.
+
+    python -m benchmarks.peers.quality -m qwen2.5-coder-1.5b --llama-server PATH
+
+The positions are those of `paceline quality`. llama-server is asked for every token's log-probability after each
+prefix, one row a step as it decodes; its sums over the vocabulary are in fp32, so they are normalised again here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from benchmarks.peers.llama_cpp import Server, version
+from torch import Tensor
+
+from paceline.bench.quality import Quality, _compare, _log_probabilities, _passages
+from paceline.bench.tasks import builtin_prompts, load_prompts
+from paceline.device import available_cpus, set_threads
+from paceline.errors import PacelineError
+from paceline.weights.load import load_model
+from paceline.weights.resolve import resolve
+
+PROBABILITIES = "completion_probabilities"
+
+
+def rows_of_server(server: Server, ids: Sequence[int], rows: int, vocabulary: int) -> Iterator[Tensor]:
+    """Log-probabilities [vocabulary] after each prefix of `ids`; the model has `rows` output rows.
+
+    The server keeps the prefix, so each request computes one new row.
+    """
+    for length in range(1, len(ids) + 1):
+        reply = server.completion(ids[:length], 1, cache_prompt=True, n_probs=rows)
+        scores = torch.full((rows,), float("-inf"), dtype=torch.float64)
+        for each in reply[PROBABILITIES][0]["top_logprobs"]:
+            scores[each["id"]] = each["logprob"]
+        yield scores[:vocabulary].log_softmax(dim=0)
+
+
+def compare_server(server: Server, truth: Sequence[Tensor], passages: Sequence[Sequence[int]], rows: int) -> Quality:
+    """Against log-probabilities [n, vocabulary] of each passage: mean KL(truth || server), share of equal argmaxes."""
+    divergence, agreed, count = 0.0, 0, 0
+    for expected, ids in zip(truth, passages, strict=True):
+        for row, got in zip(expected, rows_of_server(server, ids, rows, expected.shape[1]), strict=True):
+            divergence += float((row.double().exp() * (row.double() - got)).sum())
+            agreed += int(row.argmax() == got.argmax())
+            count += 1
+            print(f"\rllama.cpp: {count} positions", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
+    return Quality("llama.cpp", count, divergence / count, agreed / count)
+
+
+def measure(options: argparse.Namespace) -> list[Quality]:
+    """llama.cpp first, then each precision of ours."""
+    set_threads(options.threads)
+    checkpoint = resolve(options.model)
+    if checkpoint.kind != "gguf":
+        raise PacelineError(f"'{options.model}' is no GGUF file, which llama.cpp is to read; give a preset or a file")
+    tasks = load_prompts(options.prompts) if options.prompts else builtin_prompts()
+    texts = ["\n".join(message["content"] for message in task.messages) for task in tasks]
+    reference = load_model(options.model, device="cpu", precision="fp32")
+    passages, rows = _passages(reference, texts, options.positions), reference.config.vocab_size
+    truth = _log_probabilities(reference, passages)
+    del reference
+    server = Server(Path(options.llama_server), server_arguments(str(checkpoint.path), options.threads, passages))
+    try:
+        found = [compare_server(server, truth, passages, rows)]
+    finally:
+        server.close()
+    for precision in options.precisions.split(","):
+        found.append(_compare(precision, truth, load_model(options.model, device="cpu", precision=precision), passages))
+    return found
+
+
+def server_arguments(model: str, threads: int, passages: Sequence[Sequence[int]]) -> list[str]:
+    context = max(map(len, passages)) + 1
+    return [
+        "-m", model, "-t", str(threads), "-c", str(context), "-np", "1", "-ngl", "0", "--cache-ram", "0", "-lv", "1",
+    ]  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.quality", description=__doc__.splitlines()[0])
+    parser.add_argument("-m", "--model", default="qwen2.5-coder-1.5b", help="preset or GGUF file")
+    parser.add_argument("--llama-server", metavar="PATH", required=True, help="its libraries beside it")
+    parser.add_argument("--precisions", default="auto", help="ours, comma separated")
+    parser.add_argument("--positions", type=int, default=400)
+    parser.add_argument("--prompts", type=Path, help="prompts file (default: the built-in ones)")
+    parser.add_argument("--threads", type=int, default=available_cpus())
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    options = parser.parse_args()
+    try:
+        found = measure(options)
+    except PacelineError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print("| | positions | mean KL, nats | top-1 agreement |\n| --- | --- | --- | --- |")
+    for row in found:
+        print(f"| {row.precision} | {row.positions} | {row.kl:.5f} | {row.top1:.1%} |")
+    if options.json:
+        origin = {"model": options.model, "llama.cpp": version(Path(options.llama_server))}
+        options.json.write_text(json.dumps({**origin, "rows": [asdict(row) for row in found]}, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
