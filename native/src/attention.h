@@ -18,6 +18,7 @@ namespace paceline::PL_ISA {
 
 inline int chunk_of(int position) { return position / LANES * LANES; }
 
+constexpr int AHEAD_CHUNKS = 3;  // how far keys and values are asked for before they are read
 constexpr int MOST_QUERIES = 6;  // that share a read of keys or values: what the registers hold
 
 // Scores of the `count` <= 16 keys for each query; lanes past `count` hold the score of a zero key.
@@ -127,8 +128,15 @@ class RowsOfHistory {
         return position < task.prefix[r] ? task.table[position] : task.tail[r][position - task.prefix[r]];
     }
 
+    // Where `count` keys or values lie; those of a later chunk are asked for, since heads lie apart and no processor
+    // guesses which comes next.
     void find(int r, int from, int count, const uint16_t* store, const uint16_t** found) const {
         for (int i = 0; i < count; ++i) found[i] = store + slot(r, from + i) * task.slot_stride;
+        const int soon = from + AHEAD_CHUNKS * LANES, end = std::min(soon + LANES, task.prefix[r]);
+        for (int position = soon; position < end; ++position) {
+            const uint16_t* own = store + int64_t{task.table[position]} * task.slot_stride;
+            for (int i = 0; i < task.head_dim; i += 64 / 2) prefetch(own + i);
+        }
     }
 
     void score(int r, int rows, int chunk) {
