@@ -6,20 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from benchmarks.peers.engines import OURS
+from benchmarks.peers.engines import MODES, OURS
 from benchmarks.peers.timing import PREFILL, Run
 
 from paceline.bench.speedup import Speedup, Values, _resampled_medians, _timed, speedup, typical, values
 
+PLAIN = f"{OURS}:{MODES[OURS][0]}"
+
 
 @dataclass(frozen=True)
 class KindRow:
-    """A mode on the prompts of one kind: its typical decode rate, and our best mode's rate over it."""
+    """A mode on the prompts of one kind: its typical decode rate, and our best mode's rate over it.
+
+    like_ours: how much of its answers is, from their beginning, what our plain decoding says. Other roundings make other
+    texts, which are easier or harder to draft; far from 1 everywhere, something is wrong with the prompt or the model.
+    """
 
     kind: str
     label: str
     tokens_per_second: float | None
     ours_over_it: Speedup | None
+    like_ours: float | None
 
 
 @dataclass(frozen=True)
@@ -57,14 +64,28 @@ def is_ours(label: str) -> bool:
     return label.startswith(f"{OURS}:")
 
 
-def kind_rows(by_kind: Mapping[str, Mapping[str, Values]]) -> list[KindRow]:
+def kind_rows(runs: Sequence[Run]) -> list[KindRow]:
     rows = []
-    for kind, modes in by_kind.items():
+    for kind, modes in rates(runs).items():
         ours = best(modes, ours=True)
         for label, rate in modes.items():
             ratio = None if ours is None else speedup(modes[ours], rate)
-            rows.append(KindRow(kind, label, typical(rate), ratio))
+            rows.append(KindRow(kind, label, typical(rate), ratio, like_ours(runs, kind, label)))
     return rows
+
+
+def like_ours(runs: Sequence[Run], kind: str, label: str) -> float | None:
+    """Mean over the mode's answers of the share of ids before the first difference from our plain decoding."""
+    plain = {run.task.id: run.answer.token_ids for run in runs if run.label == PLAIN and run.repeat == 0}
+    answers = [run for run in runs if run.task.kind == kind and run.label == label and run.task.id in plain]
+    shares = [common(run.answer.token_ids, plain[run.task.id]) / len(run.answer.token_ids) for run in answers]
+    return sum(shares) / len(shares) if shares else None
+
+
+def common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common prefix."""
+    pairs = zip(first, second, strict=False)
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 
 
 def against_best(by_kind: Mapping[str, Mapping[str, Values]], ours: str | None = None) -> list[Ratio]:

@@ -32,7 +32,7 @@ def as_json(runs: Sequence[Run], costs: StepCosts, provenance: Mapping[str, Any]
     return {
         "provenance": dict(provenance),
         "ratios": {name: [asdict(each) for each in rows] for name, rows in _comparisons(by_kind).items()},
-        "kinds": [asdict(row) for row in kind_rows(by_kind)],
+        "kinds": [asdict(row) for row in kind_rows(runs)],
         "prefill_tokens_per_second": _prefill(runs),
         "step_seconds": costs,
         "runs": [run.as_json() for run in runs],
@@ -41,7 +41,7 @@ def as_json(runs: Sequence[Run], costs: StepCosts, provenance: Mapping[str, Any]
 
 def as_markdown(runs: Sequence[Run], costs: StepCosts, provenance: Mapping[str, Any]) -> str:
     by_kind = rates(runs)
-    parts = [_kinds_table(by_kind)]
+    parts = [_kinds_table(runs)]
     for name, ratios in _comparisons(by_kind).items():
         parts.append(f"{name}:\n\n{_ratios_table(ratios)}")
     if prefill := _prefill(runs):
@@ -50,7 +50,9 @@ def as_markdown(runs: Sequence[Run], costs: StepCosts, provenance: Mapping[str, 
     if costs:
         parts.append(_costs_table(costs))
     notes = [f"{name}: {', '.join(f'{k} {v}' for k, v in each.items())}" for name, each in _versions(provenance)]
-    return "\n\n".join([*parts, "\n".join(["    " + provenance["command"], *provenance["warnings"], *notes])])
+    parts.append("    " + provenance["command"])
+    parts.append("\n".join(f"- {note}" for note in [*provenance["warnings"], provenance["processor"], *notes]))
+    return "\n\n".join(parts)
 
 
 def provenance(
@@ -99,20 +101,20 @@ def _comparisons(by_kind: Mapping[str, Mapping[str, Values]]) -> dict[str, list[
 
 def _prefill(runs: Sequence[Run]) -> dict[str, float]:
     """Median tokens of the prompt a second, by plain mode."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = {run.label: [] for run in runs}
     for run in runs:
         if run.task.kind == PREFILL:
-            found.setdefault(run.label, []).append(len(run.task.prompt) / run.answer.prefill_seconds)
-    return {label: statistics.median(rate) for label, rate in found.items()}
+            found[run.label].append(len(run.task.prompt) / run.answer.prefill_seconds)
+    return {label: statistics.median(rate) for label, rate in found.items() if rate}
 
 
-def _kinds_table(by_kind: Mapping[str, Mapping[str, Values]]) -> str:
+def _kinds_table(runs: Sequence[Run]) -> str:
     rows = [
-        [row.kind, row.label, "-" if row.tokens_per_second is None else f"{row.tokens_per_second:.1f}",
-         *_interval(row.ours_over_it)]
-        for row in kind_rows(by_kind)
+        [row.kind, row.label, _or_dash(row.tokens_per_second, ".1f"), *_interval(row.ours_over_it),
+         _or_dash(row.like_ours, ".0%")]
+        for row in kind_rows(runs)
     ]  # fmt: skip
-    return _table(["kind", "mode", "tokens/s", "our best over it", "95% interval"], rows)
+    return _table(["kind", "mode", "tokens/s", "our best over it", "95% interval", "answers like ours"], rows)
 
 
 def _ratios_table(ratios: Sequence[Ratio]) -> str:
@@ -127,6 +129,10 @@ def _costs_table(costs: StepCosts) -> str:
         for name, each in costs.items()
     ]
     return _table(["step, ms, by rows", *map(str, counts)], rows)
+
+
+def _or_dash(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
 
 
 def _interval(ratio: Speedup | None) -> tuple[str, str]:

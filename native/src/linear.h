@@ -162,9 +162,9 @@ template <int ZERO> PL_INLINE I start(int32_t negative_sum) {
     else return shift_left<ZERO>(set(negative_sum));
 }
 
-// With more rows than these a group is computed so slowly that the processor's own prefetching falls behind, and asking for
-// the weights AHEAD bytes further on makes memory and arithmetic overlap; with fewer, asking only gets in the way (measured).
-constexpr int STREAMED = 4, AHEAD = 2048;
+// With more rows than this a group is computed so slowly that the processor's own prefetching falls behind, and asking for
+// the weights AHEAD bytes further on makes memory and arithmetic overlap; with one row, asking only gets in the way (measured).
+constexpr int STREAMED = 1, AHEAD = 4096;
 
 // A group's part of `ROWS` rows, u of the comment above. Rows take turns, since a row's sums wait for each other.
 template <class R, int ROWS> PL_INLINE void products(const Group32& g, const Activations* x, F (&u)[ROWS]) {

@@ -17,7 +17,7 @@ sys.path.insert(0, str(ROOT))  # the scripts are no part of the package
 
 from benchmarks.peers.engines import Engine  # noqa: E402
 from benchmarks.peers.protocol import Answer, Settings  # noqa: E402
-from benchmarks.peers.ratios import against_best, geometric_mean, rates  # noqa: E402
+from benchmarks.peers.ratios import against_best, common, geometric_mean, like_ours, rates  # noqa: E402
 from benchmarks.peers.timing import PREFILL, Run, Task, schedule  # noqa: E402
 
 TASKS = [Task("a", "code", [1, 2], 8), Task("b", "chat", [3], 8), Task("p", PREFILL, [4] * 4, 1)]
@@ -95,6 +95,15 @@ def test_a_run_that_ended_with_its_first_step_is_left_out() -> None:
     mean = geometric_mean(by_kind, ratios)
     assert mean is not None
     assert mean.high == pytest.approx(2.0)
+
+
+def test_answers_are_like_ours_up_to_the_first_other_token() -> None:
+    task = Task("a", "code", [1], 8)
+    plain = Run("ours:none", task, 0, Answer([5, 6, 7, 8], 1.0, 1.0))
+    other = [Run("a:plain", task, repeat, Answer(ids, 1.0, 1.0)) for repeat, ids in enumerate(([5, 6, 9, 8], [5]))]
+    assert like_ours([plain, *other], "code", "a:plain") == 0.75
+    assert like_ours(other, "code", "a:plain") is None
+    assert common([1, 2], [1, 2, 3]) == 2
 
 
 STUB = """
