@@ -38,7 +38,7 @@ class Server:
     def __init__(self, program: Path, arguments: Sequence[str]) -> None:
         self.port = free_port()
         command = [str(program), "--host", "127.0.0.1", "--port", str(self.port), *arguments]
-        self.process = subprocess.Popen(command, env=beside(program), stdout=sys.stderr)
+        self.process = subprocess.Popen(command, env=beside(program), stdin=subprocess.DEVNULL, stdout=sys.stderr)
         self._wait()
 
     def completion(self, prompt: Sequence[int], max_tokens: int, **more: Any) -> dict[str, Any]:
@@ -105,7 +105,9 @@ class LlamaCpp:
         ]  # fmt: skip
         seconds: dict[str, list[float]] = {str(count): [] for count in rows}
         for _ in range(REPEATS):
-            done = subprocess.run(command, env=beside(self.program), capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                command, env=beside(self.program), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
+            )
             for line in done.stdout.splitlines():
                 if line.startswith("{"):
                     step = json.loads(line)

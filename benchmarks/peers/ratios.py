@@ -18,8 +18,8 @@ PLAIN = f"{OURS}:{MODES[OURS][0]}"
 class KindRow:
     """A mode on the prompts of one kind: its typical decode rate, and our best mode's rate over it.
 
-    like_ours: how much of its answers is, from their beginning, what our plain decoding says. Other roundings make other
-    texts, which are easier or harder to draft; far from 1 everywhere, something is wrong with the prompt or the model.
+    like_ours: how much of its answers is, from their beginning, what our plain decoding says. Other roundings make
+    other texts, easier or harder to draft; where it is near 0 everywhere, something is wrong with the comparison.
     """
 
     kind: str

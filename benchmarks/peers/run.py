@@ -82,6 +82,8 @@ def measure_costs(fleet: Fleet, engines: Sequence[Engine]) -> StepCosts:
 
 
 def compare(options: argparse.Namespace, command: Sequence[str]) -> None:
+    if options.repeats < 1 or options.max_tokens < 2:
+        raise PacelineError("repeats must be at least 1, and max-tokens at least 2: the first token is prefill")
     tasks, eos_ids = load_tasks(options, resolve(options.model))
     context = max(len(task.prompt) for task in tasks) + options.max_tokens
     settings = Settings(options.model, (), options.threads, context, tuple(eos_ids), options.draft)

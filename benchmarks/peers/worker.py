@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from paceline.errors import PacelineError
 
 ROOT = Path(__file__).parents[2]
 SHOWN = 15  # lines of a failed engine's log
-PATIENCE = 20  # seconds that an engine has to end by itself, or to fall asleep
+PATIENCE = 60  # seconds that an engine has to end by itself, or to fall asleep
 MOMENT = 0.2  # seconds; processor time is counted in hundredths
 
 
@@ -34,6 +36,7 @@ class Worker:
             self.process = subprocess.Popen(
                 command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": str(settings.threads)}, text=True,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log,
+                start_new_session=True,  # so that what it starts can be ended with it
             )  # fmt: skip
         except OSError as error:
             raise PacelineError(f"cannot start '{python}' for {engine}: {error.strerror}; check the path") from None
@@ -73,7 +76,8 @@ class Worker:
         try:
             self.process.communicate(json.dumps({"op": "close"}) + "\n", timeout=PATIENCE)
         except (OSError, ValueError, subprocess.TimeoutExpired):
-            self.process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self.log.close()
 

@@ -59,6 +59,6 @@ constexpr Layout LAYOUTS[FORMATS] = {
     {"q6_k", 256, 210, 3, {{1, 2}, {16, 1}, {48, 4}}},               // D, s, then high (2) and low (4) of each group
 };
 
-constexpr int padded_rows(int rows) { return (rows + LANES - 1) / LANES * LANES; }
+static constexpr int padded_rows(int rows) { return (rows + LANES - 1) / LANES * LANES; }
 
 }  // namespace paceline

@@ -10,12 +10,7 @@ namespace paceline {
 // For what a kernel's inner loop is made of: a call there would spill every register.
 #define PL_INLINE inline __attribute__((always_inline))
 
-// Most rows that one pass over the weights serves. Each count up to it is compiled for each format, so builds for tests
-// take fewer.
-#ifndef PL_TILE
-#define PL_TILE 16
-#endif
-constexpr int TILE = PL_TILE;
+constexpr int TILE = 16;  // most rows that one pass over the weights serves
 
 // 32 activations of one row: q = round(x / scale), scale = max|x| / 127. One cache line.
 struct alignas(64) Activations {

@@ -37,11 +37,11 @@ template <int BITS> inline void write_group(const uint8_t* levels, uint8_t* out)
         return;
     }
     // Bits above the fourth come first, as many quads to a word as fit: 8 of one bit each, or 4 of two.
-    constexpr int high = BITS - 4, words = high * GROUP / 32;
+    constexpr int high = BITS - 4, words = high * GROUP / 32, quads = words == 0 ? 0 : 8 / words;
     for (int word = 0; word < words; ++word) {
         uint32_t bits = 0;
-        for (int j = 0; j < 8 / words; ++j) {
-            const uint32_t quad = load_quad(levels + 32 / words * word + 4 * j);
+        for (int j = 0; j < quads; ++j) {
+            const uint32_t quad = load_quad(levels + 4 * quads * word + 4 * j);
             bits |= (quad >> 4 & 0x01010101u * ((1u << high) - 1)) << high * j;
         }
         store_quad(out + 4 * word, bits);
