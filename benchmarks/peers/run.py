@@ -29,6 +29,7 @@ from paceline.weights.resolve import Checkpoint, resolve
 
 ROWS = (1, 2, 4, 8, 16)
 PREFILL_TOKENS = 512
+SPARE = 64  # positions behind an answer's end, so that no engine has to shorten its last drafts
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -85,7 +86,7 @@ def compare(options: argparse.Namespace, command: Sequence[str]) -> None:
     if options.repeats < 1 or options.max_tokens < 2:
         raise PacelineError("repeats must be at least 1, and max-tokens at least 2: the first token is prefill")
     tasks, eos_ids = load_tasks(options, resolve(options.model))
-    context = max(len(task.prompt) for task in tasks) + options.max_tokens
+    context = max(len(task.prompt) for task in tasks) + options.max_tokens + SPARE
     settings = Settings(options.model, (), options.threads, context, tuple(eos_ids), options.draft)
     engines = chosen_engines(options, settings, options.modes.split(",") if options.modes else None)
     planned = list(schedule(engines, tasks, options.repeats, options.in_turn))

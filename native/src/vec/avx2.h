@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "../kernels.h"
+
 namespace paceline::PL_ISA {
 
 // Rows of a linear that take turns, and how far their loop unrolls: 16 registers do not hold the sums of all rows, so they wait in memory.
@@ -100,20 +102,20 @@ template <int N> inline W put_bits(W a, W bits, uint8_t mask) {
 }
 
 #if defined(PL_AVX2_VNNI) || defined(__AVXVNNI__)
-template <bool> inline __m256i dot(__m256i acc, __m256i w, __m256i x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
+template <bool> PL_INLINE __m256i dot(__m256i acc, __m256i w, __m256i x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
 #else
 // maddubs saturates a sum of two products at 16 bits: two of 127 * 128 fit, so a wide weight goes in two parts,
 // its low 7 bits and its highest.
-inline __m256i narrow_dot(__m256i acc, __m256i w, __m256i x) {
+PL_INLINE __m256i narrow_dot(__m256i acc, __m256i w, __m256i x) {
     return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
 }
-template <bool WIDE> inline __m256i dot(__m256i acc, __m256i w, __m256i x) {
+template <bool WIDE> PL_INLINE __m256i dot(__m256i acc, __m256i w, __m256i x) {
     if constexpr (!WIDE) return narrow_dot(acc, w, x);
     else return narrow_dot(narrow_dot(acc, masked(w, 0x7f), x), masked(w, 0x80), x);
 }
 #endif
 // acc + four products a lane: unsigned weights, the same four signed inputs in every lane. Exact.
-template <bool WIDE> inline I dot(I acc, W w, const int8_t* x) {
+template <bool WIDE> PL_INLINE I dot(I acc, W w, const int8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, 4);
     const __m256i inputs = _mm256_set1_epi32(four);

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "../kernels.h"
+
 namespace paceline::PL_ISA {
 
 // Rows of a linear that take turns, and how far their loop unrolls: the sums of rows wait in memory.
@@ -125,7 +127,7 @@ template <int N> inline W put_bits(W a, W bits, uint8_t mask) {
     return each([mask](auto x, auto y) { return vorrq_u8(x, vandq_u8(shifted<N>(y), vdupq_n_u8(mask))); }, a, bits);
 }
 // acc + four products a lane: unsigned weights, the same four signed inputs in every lane. Exact.
-template <bool WIDE> inline I dot(I acc, W w, const int8_t* four) {
+template <bool WIDE> PL_INLINE I dot(I acc, W w, const int8_t* four) {
     int32_t word;
     __builtin_memcpy(&word, four, 4);
     const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(word));
