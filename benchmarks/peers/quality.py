@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 from benchmarks.peers.llama_cpp import Server, version
@@ -54,7 +55,11 @@ def distance(engine: str, truth: Sequence[Tensor], found: Iterable[Tensor]) -> D
     return Distance(engine, len(every), float(every.mean()), float(later.mean()), agreed / len(every))
 
 
-def of_server(server: Server, ids: Sequence[int], rows: int, vocabulary: int) -> Tensor:
+class Completes(Protocol):
+    def completion(self, prompt: Sequence[int], max_tokens: int, **more: Any) -> dict[str, Any]: ...
+
+
+def of_server(server: Completes, ids: Sequence[int], rows: int, vocabulary: int) -> Tensor:
     """Log-probabilities [len(ids), vocabulary] after each prefix of `ids`; the model has `rows` output rows.
 
     The server keeps the prefix, so each request computes one new row.
@@ -62,7 +67,7 @@ def of_server(server: Server, ids: Sequence[int], rows: int, vocabulary: int) ->
     return torch.stack([_after(server, ids[:length], rows)[:vocabulary] for length in range(1, len(ids) + 1)])
 
 
-def _after(server: Server, prefix: Sequence[int], rows: int) -> Tensor:
+def _after(server: Completes, prefix: Sequence[int], rows: int) -> Tensor:
     reply = server.completion(prefix, 1, cache_prompt=True, n_probs=rows)
     scores = torch.full((rows,), float("-inf"), dtype=torch.float64)
     listed = reply[PROBABILITIES][0]["top_logprobs"]

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # the scripts are no part of the package
 
 from benchmarks.peers.engines import Engine  # noqa: E402
 from benchmarks.peers.protocol import Answer, Settings  # noqa: E402
+from benchmarks.peers.quality import distance, of_server  # noqa: E402
 from benchmarks.peers.ratios import against_best, common, geometric_mean, like_ours, rates  # noqa: E402
 from benchmarks.peers.timing import PREFILL, Run, Task, schedule  # noqa: E402
 
@@ -104,6 +107,36 @@ def test_answers_are_like_ours_up_to_the_first_other_token() -> None:
     assert like_ours([plain, *other], "code", "a:plain") == 0.75
     assert like_ours(other, "code", "a:plain") is None
     assert common([1, 2], [1, 2, 3]) == 2
+
+
+class StubServer:
+    """Answers a prefix with scores that depend on its length, likeliest first, as llama-server does."""
+
+    scores = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+
+    def completion(self, prompt: Sequence[int], max_tokens: int, **asked: Any) -> dict[str, Any]:
+        assert max_tokens == 1
+        assert asked == {"cache_prompt": True, "n_probs": 6}
+        row = self.scores[len(prompt) - 1].log_softmax(dim=0) + 1e-4  # its sum over the vocabulary is a little off
+        listed = [{"id": int(token), "logprob": float(row[token])} for token in row.argsort(descending=True)]
+        return {"completion_probabilities": [{"top_logprobs": listed}]}
+
+
+def test_a_servers_answers_become_the_rows_of_a_teacher_forced_passage() -> None:
+    rows = of_server(StubServer(), [7, 8, 9, 7], rows=6, vocabulary=5).log_softmax(dim=1)
+    torch.testing.assert_close(rows, StubServer.scores[:, :5].double().log_softmax(dim=1))
+
+
+def test_the_distance_is_given_with_and_without_the_first_position_of_each_passage() -> None:
+    truth = [torch.tensor([[0.5, 0.5], [0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75], [1.0, 1e-9]]).log()]
+    found = [torch.tensor([[0.5, 0.5], [0.25, 0.75]]).log(), torch.tensor([[0.75, 0.25], [1.0, 1e-9]]).log()]
+    seen = distance("x", truth, found)
+    second = 0.5 * np.log(2) + 0.5 * np.log(2 / 3)  # of the first passage; the second passage's is 0
+    first = 0.25 * np.log(1 / 3) + 0.75 * np.log(3)  # of the second passage; the first passage's is 0
+    assert seen.positions == 4
+    assert seen.kl == pytest.approx((first + second) / 4, rel=1e-5)
+    assert seen.kl_after_first == pytest.approx(second / 2, rel=1e-5)
+    assert seen.top1 == 0.5
 
 
 STUB = """

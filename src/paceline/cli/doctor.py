@@ -98,7 +98,9 @@ def _print_model(report: dict[str, Any]) -> None:
         table.add_row(rows, f"{seconds * 1e3:.2f}", f"{seconds / one:.2f}")
     console = Console(highlight=False)
     console.print(table)
-    best = Table("accepted", "draft length", "speed-up", title="What drafts that cost nothing (n-gram, suffix) would gain")
+    best = Table(
+        "accepted", "draft length", "speed-up", title="What drafts that cost nothing (n-gram, suffix) would gain"
+    )
     for advice in report["advice"]:
         best.add_row(f"{advice['acceptance']:.0%}", str(advice["length"]), f"{advice['speedup']:.2f}x")
     console.print(best)

@@ -22,7 +22,9 @@ class Arena:
     weights waits less for page tables."""
 
     def __init__(self, size: int) -> None:
-        region = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # shared ones get no huge pages
+        region = mmap.mmap(
+            -1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        )  # shared ones get no huge pages
         if hasattr(mmap, "MADV_HUGEPAGE"):
             region.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(region, dtype=torch.uint8)

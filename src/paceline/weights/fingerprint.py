@@ -7,7 +7,7 @@ import hashlib
 from paceline.weights.cache_dir import converted_dir
 from paceline.weights.resolve import Checkpoint
 
-FORMAT = 2  # raise it when `convert` changes what it writes
+FORMAT = 3  # raise it when `convert` changes what it writes
 
 
 def fingerprint(checkpoint: Checkpoint) -> str:

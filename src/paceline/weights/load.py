@@ -91,12 +91,9 @@ def open_source(checkpoint: Checkpoint) -> TensorSource:
 def _load_weights(
     checkpoint: Checkpoint, key: str, choose: Callable[..., Backend], progress: bool
 ) -> tuple[Backend, Converted]:
-    likely = choose(quantized_checkpoint=checkpoint.kind == "gguf")
-    stored = load_converted(key, likely)
-    if stored is not None:
-        backend = choose(quantized_checkpoint=stored.quantized, native=runs_natively(stored.config))
-        if backend == likely:
-            return backend, stored
+    found = _load_converted(checkpoint, key, choose)
+    if found is not None:
+        return found
     source = open_source(checkpoint)
     backend = choose(quantized_checkpoint=source.quantized, native=runs_natively(source.config))
     tensors = _convert(source, backend, f"converting {checkpoint.name} to {backend.precision}, once", progress)
@@ -105,6 +102,26 @@ def _load_weights(
         save_converted(key, backend, converted)
     # What was stored lies better in memory than what was converted piece by piece.
     return backend, (load_converted(key, backend) if backend.native else None) or converted
+
+
+def _load_converted(
+    checkpoint: Checkpoint, key: str, choose: Callable[..., Backend]
+) -> tuple[Backend, Converted] | None:
+    """What was stored for the backend that this checkpoint gets. Whether the kernels have what the model is made of is
+    known from the config that is stored with the weights, so both are tried."""
+    for native in (True, False):
+        try:
+            likely = choose(quantized_checkpoint=checkpoint.kind == "gguf", native=native)
+        except PacelineError:
+            if native:
+                raise
+            return None  # the precision that was asked for is the kernels' own
+        stored = load_converted(key, likely)
+        if stored is not None:
+            backend = choose(quantized_checkpoint=stored.quantized, native=runs_natively(stored.config))
+            if backend == likely:
+                return backend, stored
+    return None
 
 
 def _convert(source: TensorSource, backend: Backend, label: str, progress: bool) -> dict[str, Tensor | Packed]:

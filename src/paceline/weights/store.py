@@ -40,7 +40,7 @@ def load_converted(key: str, backend: Backend) -> Converted | None:
         handle: Any = safe_open(str(path), framework="pt")
         meta = handle.metadata()
         stored = {name: handle.get_tensor(name) for name in handle.keys()}  # noqa: SIM118
-        tensors = _unpack(stored, json.loads(meta.get("packed", "{}")))
+        tensors = _unpack(stored, json.loads(meta["packed"]))
         return Converted(_CONFIG.validate_json(meta["config"]), meta["quantized"] == "True", tensors)
     except (SafetensorError, OSError, KeyError, TypeError, ValueError):  # TypeError: no metadata at all
         return None
