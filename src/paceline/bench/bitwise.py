@@ -100,7 +100,8 @@ REFERENCE = Variant(PLAIN)
 class Finding:
     """What one variant showed. `passed` is None where a difference breaks no promise. gap: see `Comparison`.
 
-    equal_prompts: those to which every answer was equal, of `prompts_compared`. first: the first difference, in `first_case`.
+    equal_prompts: those to which every answer was equal, of `prompts_compared`. first: the first difference, in
+    `first_case`.
     """
 
     name: str
