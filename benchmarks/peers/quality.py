@@ -20,7 +20,7 @@ import torch
 from benchmarks.peers.llama_cpp import Server, version
 from torch import Tensor
 
-from paceline.bench.quality import _passages, _run
+from paceline.bench.quality import log_probabilities, passages_of
 from paceline.bench.tasks import builtin_prompts, load_prompts
 from paceline.device import available_cpus, set_threads
 from paceline.errors import PacelineError
@@ -84,8 +84,8 @@ def measure(options: argparse.Namespace) -> list[Distance]:
     tasks = load_prompts(options.prompts) if options.prompts else builtin_prompts()
     texts = ["\n".join(message["content"] for message in task.messages) for task in tasks]
     reference = load_model(options.model, device="cpu", precision="fp32")
-    passages, rows = _passages(reference, texts, options.positions), reference.config.vocab_size
-    truth = [_run(reference, ids) for ids in passages]
+    passages, rows = passages_of(reference, texts, options.positions), reference.config.vocab_size
+    truth = [log_probabilities(reference, ids) for ids in passages]
     del reference
     server = Server(Path(options.llama_server), server_arguments(str(checkpoint.path), options.threads, passages))
     try:
@@ -96,7 +96,9 @@ def measure(options: argparse.Namespace) -> list[Distance]:
         server.close()
     for precision in options.precisions.split(","):
         model = load_model(options.model, device="cpu", precision=precision)
-        found.append(distance(f"paceline {model.backend.precision}", truth, (_run(model, ids) for ids in passages)))
+        found.append(
+            distance(f"paceline {model.backend.precision}", truth, (log_probabilities(model, ids) for ids in passages))
+        )
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from benchmarks.peers.engines import MODES, OURS
 from benchmarks.peers.timing import PREFILL, Run
 
-from paceline.bench.speedup import Speedup, Values, _resampled_medians, _timed, speedup, typical, values
+from paceline.bench.speedup import Speedup, Values, resampled_medians, speedup, timed, typical, values
 
 PLAIN = f"{OURS}:{MODES[OURS][0]}"
 
@@ -106,7 +106,7 @@ def geometric_mean(by_kind: Mapping[str, Mapping[str, Values]], ratios: Sequence
     if not ratios:
         return None
     pairs = [_paired(by_kind[each.kind][each.ours], by_kind[each.kind][each.theirs]) for each in ratios]
-    resampled = [_resampled_medians(pair, seed) for seed, pair in enumerate(pairs)]
+    resampled = [resampled_medians(pair, seed) for seed, pair in enumerate(pairs)]
     low, high = np.quantile(np.exp(np.mean(np.log(resampled), axis=0)), (0.025, 0.975))
     middle = np.exp(np.mean(np.log([each.ratio.median for each in ratios])))
     return Speedup(float(middle), float(low), float(high))
@@ -114,5 +114,5 @@ def geometric_mean(by_kind: Mapping[str, Mapping[str, Values]], ratios: Sequence
 
 def _paired(mine: Values, theirs: Values) -> Values:
     """Ratios of runs of one prompt in one repeat, without prompts that were never timed."""
-    ratios = _timed(mine) / _timed(theirs)
+    ratios = timed(mine) / timed(theirs)
     return ratios[~np.isnan(ratios).all(axis=1)]

@@ -96,7 +96,7 @@ def compare(options: argparse.Namespace, command: Sequence[str]) -> None:
         costs = {} if options.no_costs else measure_costs(fleet, engines)
         origin = provenance(command, engines, fleet, options.repeats, options.max_tokens)
     if options.json:
-        options.json.write_text(json.dumps(as_json(runs, costs, origin), indent=1) + "\n", encoding="utf-8")
+        options.json.write_text(json.dumps(as_json(runs, costs, origin)) + "\n", encoding="utf-8")
     print(as_markdown(runs, costs, origin))
 
 

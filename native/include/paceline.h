@@ -1,5 +1,5 @@
-/* The C ABI of Paceline's CPU kernels. Nothing here allocates for the caller, throws or prints; pointers are borrowed for
- * the time of a call. Sizes are in elements unless they say bytes. All matrices are row-major, all floats fp32. */
+/* The C ABI of Paceline's CPU kernels. Nothing here prints or hands memory to the caller; pointers are borrowed for the
+ * time of a call. Sizes are in elements unless they say bytes. All matrices are row-major, all floats fp32. */
 #ifndef PACELINE_H
 #define PACELINE_H
 
@@ -48,10 +48,9 @@ typedef struct {
 } pl_linear;
 
 /* out [count, linear.rows] = x [count, linear.columns] W^T + b; x is rounded to int8 in groups of 32.
- * norm [columns] or NULL: x is RMS-normed with it first. work: pl_linear_work(count, columns) bytes, 64-byte aligned. */
+ * work: pl_linear_work(count, columns) bytes, 64-byte aligned. */
 PL_API int64_t pl_linear_work(int32_t count, int32_t columns);
-PL_API void pl_linear_forward(
-    const pl_linear* linear, const float* x, int32_t count, const float* norm, float eps, void* work, float* out);
+PL_API void pl_linear_forward(const pl_linear* linear, const float* x, int32_t count, void* work, float* out);
 
 /* x / sqrt(mean(x^2) + eps) * weight: rows [count, width]; out may be x. */
 PL_API void pl_rms_norm(const float* x, int32_t count, int32_t width, const float* weight, float eps, float* out);
@@ -82,8 +81,8 @@ typedef struct {
     void* work;                   /* pl_layer_work bytes, 64-byte aligned */
 } pl_batch;
 
-/* Bytes that the two calls below need for `rows` rows whose histories have at most `longest` positions. */
-PL_API int64_t pl_layer_work(const pl_layer* layer, int32_t rows, int32_t longest);
+/* Bytes that the two calls below need for `rows` rows. */
+PL_API int64_t pl_layer_work(const pl_layer* layer, int32_t rows);
 
 /* hidden [rows, H] += attention(norm(hidden)). keys, values: fp16 [slots, kv_heads, head_dim]; the rows' own are written.
  * cos, sin [positions, head_dim / 2], or NULL for a layer without rotary positions. */

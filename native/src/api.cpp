@@ -3,25 +3,16 @@
 
 using namespace paceline;
 
-int32_t pl_set_threads(int32_t threads) { return set_threads(threads); }
-
-int64_t pl_linear_work(int32_t count, int32_t columns) {
-    return Rounded::bytes(count, columns) + int64_t{count} * columns * static_cast<int64_t>(sizeof(float));
+int32_t pl_set_threads(int32_t threads) {
+    pool().resize(threads);
+    return pool().threads();
 }
 
-void pl_linear_forward(
-    const pl_linear* linear, const float* x, int32_t count, const float* norm, float eps, void* work, float* out) {
+int64_t pl_linear_work(int32_t count, int32_t columns) { return Rounded::bytes(count, columns); }
+
+void pl_linear_forward(const pl_linear* linear, const float* x, int32_t count, void* work, float* out) {
     const Rounded rounded{static_cast<Activations*>(work), count, linear->columns / GROUP};
-    float* normed = reinterpret_cast<float*>(static_cast<char*>(work) + Rounded::bytes(count, linear->columns));
-    over_rows(count, [&](int row) {
-        const float* from = x + int64_t{row} * linear->columns;
-        if (norm != nullptr) {
-            float* own = normed + int64_t{row} * linear->columns;
-            backend().rms_norm(from, linear->columns, norm, eps, own);
-            from = own;
-        }
-        rounded.round(row, from);
-    });
+    over_rows(count, [&](int row) { rounded.round(row, x + int64_t{row} * linear->columns); });
     store_product(*linear, rounded, out);
 }
 
@@ -32,7 +23,7 @@ void pl_rms_norm(const float* x, int32_t count, int32_t width, const float* weig
 }
 
 void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best, float* log_sum_exp) {
-    pool().run(rows, [&](int row, int) {
+    pool().run(rows, [&](int row) {
         backend().row_best(
             logits + int64_t{row} * width, width, best == nullptr ? nullptr : best + row,
             log_sum_exp == nullptr ? nullptr : log_sum_exp + row);

@@ -1,5 +1,5 @@
 // The two halves of a decoder layer.
-#include <cstring>
+#include <vector>
 
 #include "products.h"
 
@@ -9,23 +9,19 @@ namespace {
 // A call's memory, cut from the caller's. Built twice: to measure (from nothing) and to use.
 class Workspace {
   public:
-    Workspace(const pl_layer& layer, int rows, int longest, void* memory) : at(static_cast<char*>(memory)), begin(at) {
+    Workspace(const pl_layer& layer, int rows, void* memory) : at(static_cast<char*>(memory)), begin(at) {
         const int width = layer.heads * layer.head_dim;
         input = take<Activations>(Rounded::bytes(rows, std::max(layer.hidden, width)));
         inner = take<Activations>(Rounded::bytes(rows, layer.intermediate));
         qkv = take<float>(sizeof(float) * rows * layer.qkv.rows);
         attended = take<float>(sizeof(float) * rows * width);
         normed = take<float>(sizeof(float) * rows * layer.hidden);
-        const int group = std::min(MOST_HEADS, layer.heads / layer.kv_heads);
-        scratch_size = int64_t{MOST_ROWS} * group * (longest + 2 * LANES);
-        scratch = take<float>(sizeof(float) * scratch_size * pool().threads());
     }
 
     int64_t bytes() const { return at - begin; }
 
     Activations *input, *inner;
-    float *qkv, *attended, *normed, *scratch;
-    int64_t scratch_size;
+    float *qkv, *attended, *normed;
 
   private:
     template <class T> T* take(int64_t size) {
@@ -36,12 +32,6 @@ class Workspace {
 
     char *at, *begin;
 };
-
-int longest(const pl_batch& batch) {
-    int most = 0;
-    for (int row = 0; row < batch.rows; ++row) most = std::max(most, batch.prefix[row] + batch.tail_length[row]);
-    return most;
-}
 
 // RMS norm and rounding of all rows.
 Rounded norm_and_round(const pl_layer& layer, int rows, const float* hidden, const float* weight, const Workspace& work) {
@@ -89,6 +79,15 @@ struct Run {
     int first, last;
 };
 
+// The calling thread's room for scores. Its own, so that it does not matter how many threads there are, or when that changes.
+float* scores_of_thread(const pl_batch& batch, Run run, int heads) {
+    int longest = 0;
+    for (int row = run.first; row < run.last; ++row) longest = std::max(longest, batch.prefix[row] + batch.tail_length[row]);
+    static thread_local std::vector<float> scores;
+    scores.resize(std::max<size_t>(scores.size(), size_t(run.last - run.first) * heads * (longest + 2 * LANES)));
+    return scores.data();
+}
+
 void attend_all(const pl_layer& layer, const pl_batch& batch, const uint16_t* keys, const uint16_t* values, const Workspace& work) {
     std::vector<Run> runs;
     for (int row = 0; row < batch.rows; ++row) {
@@ -98,16 +97,16 @@ void attend_all(const pl_layer& layer, const pl_batch& batch, const uint16_t* ke
     }
     const int group = layer.heads / layer.kv_heads, parts = (group + MOST_HEADS - 1) / MOST_HEADS;
     const int tasks = layer.kv_heads * parts, dim = layer.head_dim;
-    pool().run(static_cast<int>(runs.size()) * tasks, [&](int chunk, int thread) {
+    pool().run(static_cast<int>(runs.size()) * tasks, [&](int chunk) {
         const Run run = runs[chunk / tasks];
-        const int kv_head = chunk % tasks / parts, first = chunk % parts * MOST_HEADS;
+        const int kv_head = chunk % tasks / parts, first = chunk % parts * MOST_HEADS, heads = std::min(MOST_HEADS, group - first);
         const int64_t row = run.first, head = kv_head * group + first, width = layer.heads * dim;
         backend().attend(AttentionTask{
-            run.last - run.first, std::min(MOST_HEADS, group - first), dim, layer.window, layer.scale,
+            run.last - run.first, heads, dim, layer.window, layer.scale,
             work.qkv + row * layer.qkv.rows + head * dim, work.attended + row * width + head * dim, layer.qkv.rows, width,
             keys + kv_head * dim, values + kv_head * dim, int64_t{layer.kv_heads} * dim,
             batch.table[row], batch.prefix + row, batch.tail + row, batch.tail_length + row,
-            work.scratch + work.scratch_size * thread,
+            scores_of_thread(batch, run, heads),
         });
     });
 }
@@ -116,7 +115,7 @@ void attend_all(const pl_layer& layer, const pl_batch& batch, const uint16_t* ke
 void inner_rows(const pl_layer& layer, const Rounded& x, const Rounded& inner) {
     const pl_matrix &gates = layer.gate_up.part[0], &ups = layer.gate_up.part[1];
     const int total = layer.intermediate / GROUP, step = units_a_chunk(total, 4 * block_bytes(gates), x.count);
-    pool().run((total + step - 1) / step, [&](int chunk, int) {
+    pool().run((total + step - 1) / step, [&](int chunk) {
         alignas(64) float gate[TILE * LANES], up[TILE * LANES], both[TILE][GROUP];
         for (int tile = 0; tile < x.tiles(); ++tile) {
             const int rows = x.rows(tile);
@@ -145,14 +144,12 @@ void inner_rows(const pl_layer& layer, const Rounded& x, const Rounded& inner) {
 
 using namespace paceline;
 
-int64_t pl_layer_work(const pl_layer* layer, int32_t rows, int32_t longest) {
-    return Workspace(*layer, rows, longest, nullptr).bytes();
-}
+int64_t pl_layer_work(const pl_layer* layer, int32_t rows) { return Workspace(*layer, rows, nullptr).bytes(); }
 
 void pl_attention(
     const pl_layer* layer, const pl_batch* batch, uint16_t* keys, uint16_t* values, const float* cos, const float* sin,
     float* hidden) {
-    const Workspace work(*layer, batch->rows, longest(*batch), batch->work);
+    const Workspace work(*layer, batch->rows, batch->work);
     store_product(layer->qkv, norm_and_round(*layer, batch->rows, hidden, layer->attention_norm, work), work.qkv);
     over_rows(batch->rows, [&](int row) {
         place(*layer, *batch, row, work.qkv + int64_t{row} * layer->qkv.rows, keys, values, cos, sin);
@@ -165,7 +162,7 @@ void pl_attention(
 }
 
 void pl_mlp(const pl_layer* layer, const pl_batch* batch, float* hidden) {
-    const Workspace work(*layer, batch->rows, 0, batch->work);
+    const Workspace work(*layer, batch->rows, batch->work);
     const Rounded x = norm_and_round(*layer, batch->rows, hidden, layer->mlp_norm, work);
     const Rounded inner{work.inner, batch->rows, layer->intermediate / GROUP};
     inner_rows(*layer, x, inner);

@@ -7,8 +7,6 @@
 // from the first group to the last, starting at 0. So a result's bits depend on its row and channel alone.
 #pragma once
 
-#include <cstring>
-
 #include "formats.h"
 #include "kernels.h"
 
@@ -53,53 +51,25 @@ struct Group32 {
 // zero: log2 of what q is stored above its value by (-1: nothing). wide: q passes 127.
 template <Format> struct Reader;
 
-template <> struct Reader<Q4_0> {
-    static constexpr int zero = 3;
-    static constexpr bool minimum = false, halves = false, wide = false;
-    explicit Reader(const uint8_t* p) : p(p) {}
+// One group a superblock: d, then m if there is a MINIMUM, the fifth bits if there are, and the low bits.
+template <int ZERO, bool MINIMUM, bool FIFTH> struct PlainReader {
+    static constexpr int zero = ZERO;
+    static constexpr bool minimum = MINIMUM, halves = false, wide = false;
+    explicit PlainReader(const uint8_t* p) : p(p) {}
     PL_INLINE void read(int, Group32& g) const {
+        constexpr int fifth = MINIMUM ? 64 : 32, low = fifth + (FIFTH ? 64 : 0);
         g.d = half(p);
-        low_quads(p + 32, g.w);
+        if constexpr (MINIMUM) g.m = half(p + 32);
+        low_quads(p + low, g.w);
+        if constexpr (FIFTH) add_fifth_bit(p + fifth, g.w);
     }
     const uint8_t* p;
 };
 
-template <> struct Reader<Q4_1> {
-    static constexpr int zero = -1;
-    static constexpr bool minimum = true, halves = false, wide = false;
-    explicit Reader(const uint8_t* p) : p(p) {}
-    PL_INLINE void read(int, Group32& g) const {
-        g.d = half(p);
-        g.m = half(p + 32);
-        low_quads(p + 64, g.w);
-    }
-    const uint8_t* p;
-};
-
-template <> struct Reader<Q5_0> {
-    static constexpr int zero = 4;
-    static constexpr bool minimum = false, halves = false, wide = false;
-    explicit Reader(const uint8_t* p) : p(p) {}
-    PL_INLINE void read(int, Group32& g) const {
-        g.d = half(p);
-        low_quads(p + 96, g.w);
-        add_fifth_bit(p + 32, g.w);
-    }
-    const uint8_t* p;
-};
-
-template <> struct Reader<Q5_1> {
-    static constexpr int zero = -1;
-    static constexpr bool minimum = true, halves = false, wide = false;
-    explicit Reader(const uint8_t* p) : p(p) {}
-    PL_INLINE void read(int, Group32& g) const {
-        g.d = half(p);
-        g.m = half(p + 32);
-        low_quads(p + 128, g.w);
-        add_fifth_bit(p + 64, g.w);
-    }
-    const uint8_t* p;
-};
+template <> struct Reader<Q4_0> : PlainReader<3, false, false> { using PlainReader::PlainReader; };
+template <> struct Reader<Q4_1> : PlainReader<-1, true, false> { using PlainReader::PlainReader; };
+template <> struct Reader<Q5_0> : PlainReader<4, false, true> { using PlainReader::PlainReader; };
+template <> struct Reader<Q5_1> : PlainReader<-1, true, true> { using PlainReader::PlainReader; };
 
 template <> struct Reader<Q8_0> {
     static constexpr int zero = 7;
@@ -116,13 +86,12 @@ template <> struct Reader<Q8_0> {
 template <int BYTES> struct ScaledReader {
     static constexpr int zero = -1;
     static constexpr bool minimum = true, halves = false, wide = false;
-    explicit ScaledReader(const uint8_t* p) : p(p), scale(half(p)), lowest(sub(zero_(), half(p + 32))) {}
+    explicit ScaledReader(const uint8_t* p) : p(p), scale(half(p)), lowest(sub(PL_ISA::zero(), half(p + 32))) {}
     PL_INLINE const uint8_t* scales(int group, Group32& g) const {
         g.d = mul(scale, load_u8(p + 64 + 16 * group));
         g.m = mul(lowest, load_u8(p + 192 + 16 * group));
         return p + 320 + BYTES * group;
     }
-    static F zero_() { return PL_ISA::zero(); }
     const uint8_t* p;
     F scale, lowest;
 };

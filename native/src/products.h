@@ -26,10 +26,10 @@ struct Rounded {
     }
 };
 
-// f(first, last) over rows in parts; a few rows are not worth a wake-up.
+// f(row) for all rows, in parts; a few rows are not worth a wake-up.
 template <class Function> void over_rows(int count, const Function& f) {
     const int parts = count < 4 ? 1 : std::min(count, pool().threads() * 4);
-    pool().run(parts, [&](int part, int) {
+    pool().run(parts, [&](int part) {
         const int first = int64_t{count} * part / parts, last = int64_t{count} * (part + 1) / parts;
         for (int row = first; row < last; ++row) f(row);
     });
@@ -70,7 +70,7 @@ template <class Finish> void product(const pl_linear& linear, const Rounded& x, 
     }
     if (total == 0 || x.count == 0) return;
     const int step = units_a_chunk(total, std::max<int64_t>(1, bytes / total), x.count);
-    pool().run((total + step - 1) / step, [&](int chunk, int) {
+    pool().run((total + step - 1) / step, [&](int chunk) {
         alignas(64) float out[TILE * LANES];
         for (int tile = 0; tile < x.tiles(); ++tile) {
             for (int unit = chunk * step; unit < std::min(total, (chunk + 1) * step); ++unit) {
@@ -88,26 +88,20 @@ template <class Finish> void product(const pl_linear& linear, const Rounded& x, 
     });
 }
 
-// y [count, linear.rows] = product + bias.
-inline void store_product(const pl_linear& linear, const Rounded& x, float* y) {
+// y [count, linear.rows] = product + bias, or += of it.
+template <bool ADD> void product_to(const pl_linear& linear, const Rounded& x, float* y) {
     product(linear, x, [&](int row, int rows, int channel, int channels, const float* out) {
-        for (int r = 0; r < rows; ++r) {
+        for (int r = 0; r < rows; ++r, out += LANES) {
             float* to = y + int64_t{row + r} * linear.rows + channel;
-            for (int c = 0; c < channels; ++c)
-                to[c] = linear.bias == nullptr ? out[r * LANES + c] : out[r * LANES + c] + linear.bias[channel + c];
+            for (int c = 0; c < channels; ++c) {
+                const float value = linear.bias == nullptr ? out[c] : out[c] + linear.bias[channel + c];
+                to[c] = ADD ? to[c] + value : value;
+            }
         }
     });
 }
 
-// y += product + bias.
-inline void add_product(const pl_linear& linear, const Rounded& x, float* y) {
-    product(linear, x, [&](int row, int rows, int channel, int channels, const float* out) {
-        for (int r = 0; r < rows; ++r) {
-            float* to = y + int64_t{row + r} * linear.rows + channel;
-            for (int c = 0; c < channels; ++c)
-                to[c] += linear.bias == nullptr ? out[r * LANES + c] : out[r * LANES + c] + linear.bias[channel + c];
-        }
-    });
-}
+inline void store_product(const pl_linear& linear, const Rounded& x, float* y) { product_to<false>(linear, x, y); }
+inline void add_product(const pl_linear& linear, const Rounded& x, float* y) { product_to<true>(linear, x, y); }
 
 }  // namespace paceline

@@ -1,7 +1,9 @@
 #include "threads.h"
 
+#include <pthread.h>
+
+#include <algorithm>
 #include <chrono>
-#include <mutex>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -24,15 +26,22 @@ constexpr auto LOOK = std::chrono::microseconds(200);
 
 }  // namespace
 
-Pool::Pool(int threads) {
-    for (int thread = 1; thread < threads; ++thread) workers.emplace_back([this, thread] { work(thread); });
+void Pool::resize(int threads) {
+    const std::lock_guard<std::mutex> lock(one_job);
+    threads = std::max(1, threads);
+    if (threads == count) return;
+    send_home();
+    for (int thread = 1; thread < threads; ++thread) workers.emplace_back([this] { work(); });
+    count = threads;
 }
 
-Pool::~Pool() {
+void Pool::send_home() {
     stopping = true;
     job += 2;
     job.notify_all();
     for (std::thread& each : workers) each.join();
+    workers.clear();
+    stopping = false;
 }
 
 void Pool::start(int count, const void* of, Call with) {
@@ -41,7 +50,7 @@ void Pool::start(int count, const void* of, Call with) {
     next.store(0, std::memory_order_relaxed);
     job.fetch_add(1);  // open
     job.notify_all();
-    take_chunks(0);
+    take_chunks();
     job.fetch_add(1);  // closed: a worker that enters from here on finds nothing and touches nothing
     for (int looked = 0; inside.load() != 0; ++looked) {
         pause();
@@ -49,13 +58,13 @@ void Pool::start(int count, const void* of, Call with) {
     }
 }
 
-void Pool::take_chunks(int thread) {
+void Pool::take_chunks() {
     for (int chunk = next.fetch_add(1, std::memory_order_relaxed); chunk < chunks;
          chunk = next.fetch_add(1, std::memory_order_relaxed))
-        call(function, chunk, thread);
+        call(function, chunk);
 }
 
-void Pool::work(int thread) {
+void Pool::work() {
     uint32_t seen = job.load();
     if (seen & 1) --seen;  // one that opened while this thread started is still to do
     while (!stopping) {
@@ -73,27 +82,28 @@ void Pool::work(int thread) {
         if (!(now & 1)) continue;
         // Said before the job is looked at again, so that the caller either waits for us or has closed it already.
         inside.fetch_add(1);
-        if (job.load() == now) take_chunks(thread);
+        if (job.load() == now) take_chunks();
         inside.fetch_sub(1);
     }
 }
 
 namespace {
-// Never destroyed at exit: a forked child has no workers to join, and the system ends those of a process that leaves.
-Pool* shared = new Pool(1);
-std::mutex changing;
+
+// Never destroyed: the system ends the workers of a process that leaves. A forked child has none, and may have been made
+// in the middle of a job, so it begins anew, with a single thread.
+Pool* shared = nullptr;
+
+void begin() { shared = new Pool; }
+
 }  // namespace
 
-Pool& pool() { return *shared; }
-
-int set_threads(int threads) {
-    const std::lock_guard<std::mutex> lock(changing);
-    if (threads < 1) threads = 1;
-    if (threads != shared->threads()) {
-        delete shared;
-        shared = new Pool(threads);
-    }
-    return shared->threads();
+Pool& pool() {
+    static const bool begun = [] {
+        begin();
+        return pthread_atfork(nullptr, nullptr, begin) == 0;
+    }();
+    static_cast<void>(begun);
+    return *shared;
 }
 
 }  // namespace paceline

@@ -11,30 +11,34 @@ namespace paceline {
 
 class Pool {
   public:
-    explicit Pool(int threads);
-    ~Pool();
+    Pool() = default;
     Pool(const Pool&) = delete;
     Pool& operator=(const Pool&) = delete;
 
-    int threads() const { return static_cast<int>(workers.size()) + 1; }
+    // The caller included.
+    int threads() const { return count; }
+    // Waits for the job that runs, if one does. Fewer than one thread are one.
+    void resize(int threads);
 
-    // f(chunk, thread) for chunk 0 .. chunks - 1, in the caller and whichever workers are awake. Returns when all are done.
+    // f(chunk) for chunk 0 .. chunks - 1, in the caller and whichever workers are awake. Returns when all are done.
     template <class Function> void run(int chunks, const Function& f) {
-        if (chunks == 1 || workers.empty()) {
-            for (int chunk = 0; chunk < chunks; ++chunk) f(chunk, 0);
+        if (chunks == 1 || count == 1) {
+            for (int chunk = 0; chunk < chunks; ++chunk) f(chunk);
             return;
         }
-        start(chunks, &f, [](const void* of, int chunk, int thread) { (*static_cast<const Function*>(of))(chunk, thread); });
+        start(chunks, &f, [](const void* of, int chunk) { (*static_cast<const Function*>(of))(chunk); });
     }
 
   private:
-    using Call = void (*)(const void*, int, int);
+    using Call = void (*)(const void*, int);
+    void send_home();
     void start(int chunks, const void* function, Call call);
-    void work(int thread);
-    void take_chunks(int thread);
+    void work();
+    void take_chunks();
 
     std::vector<std::thread> workers;
-    std::mutex one_job;  // callers of several threads take turns
+    std::mutex one_job;         // callers of several threads take turns, and a change of threads is one of them
+    std::atomic<int> count{1};  // of threads
     const void* function = nullptr;
     Call call = nullptr;
     int chunks = 0;
@@ -44,8 +48,7 @@ class Pool {
     alignas(64) std::atomic<bool> stopping{false};
 };
 
-// The process's pool; made again by set_threads.
+// The process's pool, with a single thread at first.
 Pool& pool();
-int set_threads(int threads);
 
 }  // namespace paceline

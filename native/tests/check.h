@@ -1,6 +1,7 @@
 // What the tests share: a seeded generator, and comparisons that count failures.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -48,20 +49,8 @@ inline void expect(bool holds, const std::string& what) {
     if (!holds) fail(what);
 }
 
-inline uint32_t bits_of(float x) {
-    uint32_t bits;
-    std::memcpy(&bits, &x, 4);
-    return bits;
-}
-
-inline float float_of(uint32_t bits) {
-    float x;
-    std::memcpy(&x, &bits, 4);
-    return x;
-}
-
 // Equal to the bit; a NaN equals every NaN, as processors differ in its sign.
-inline bool same(float a, float b) { return bits_of(a) == bits_of(b) || (a != a && b != b); }
+inline bool same(float a, float b) { return std::bit_cast<uint32_t>(a) == std::bit_cast<uint32_t>(b) || (a != a && b != b); }
 
 inline void expect_same(const float* found, const float* expected, size_t count, const std::string& what) {
     for (size_t i = 0; i < count; ++i)

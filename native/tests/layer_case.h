@@ -91,11 +91,6 @@ class BatchCase {
 
     int rows() const { return static_cast<int>(slot.size()); }
     int slots() const { return used; }
-    int longest() const {
-        int most = 0;
-        for (int row = 0; row < rows(); ++row) most = std::max<int>(most, prefix[row] + static_cast<int>(tails[row].size()));
-        return most;
-    }
 
     // f(batch) with the rows [first, first + count); its work is left to the caller.
     template <class Function> void with(int first, int count, const Function& f) const {

@@ -17,7 +17,7 @@ struct State {
 };
 
 // One row of a linear: [linear.rows].
-inline std::vector<float> linear_row(const pl_linear& linear, const float* x, const float* norm, float eps) {
+inline std::vector<float> linear_row(const pl_linear& linear, const float* x, const float* norm = nullptr, float eps = 0.0f) {
     std::vector<float> normed(x, x + linear.columns), out;
     if (norm != nullptr) pl_rms_norm(x, 1, linear.columns, norm, eps, normed.data());
     std::vector<Activations> activations(linear.columns / GROUP);

@@ -33,19 +33,17 @@ void use_portable() {
 
 // ---- linears ----
 
-constexpr float EPS = 1e-6f;
-
-std::vector<float> forward(const pl_linear& linear, const std::vector<float>& x, int count, const float* norm) {
+std::vector<float> forward(const pl_linear& linear, const std::vector<float>& x, int count) {
     std::vector<float> out(static_cast<size_t>(count) * linear.rows);
     std::vector<Line> work = workspace(pl_linear_work(count, linear.columns));
-    pl_linear_forward(&linear, x.data(), count, norm, EPS, work.data(), out.data());
+    pl_linear_forward(&linear, x.data(), count, work.data(), out.data());
     return out;
 }
 
-std::vector<float> row_by_row(const pl_linear& linear, const std::vector<float>& x, int count, const float* norm) {
+std::vector<float> row_by_row(const pl_linear& linear, const std::vector<float>& x, int count) {
     std::vector<float> all;
     for (int row = 0; row < count; ++row) {
-        const std::vector<float> out = linear_row(linear, &x[static_cast<size_t>(row) * linear.columns], norm, EPS);
+        const std::vector<float> out = linear_row(linear, &x[static_cast<size_t>(row) * linear.columns]);
         all.insert(all.end(), out.begin(), out.end());
     }
     return all;
@@ -54,12 +52,11 @@ std::vector<float> row_by_row(const pl_linear& linear, const std::vector<float>&
 void test_linear(const std::vector<int>& rows, int columns, int count, Random& random) {
     const LinearCase c(rows, columns, random);
     const pl_linear linear = c.get();
-    const std::vector<float> x = random.normals(static_cast<size_t>(count) * columns), weight = random.normals(columns);
-    const float* norm = random.one_in(2) ? weight.data() : nullptr;
+    const std::vector<float> x = random.normals(static_cast<size_t>(count) * columns);
     use_portable();
-    const std::vector<float> expected = row_by_row(linear, x, count, norm);
+    const std::vector<float> expected = row_by_row(linear, x, count);
     everywhere([&](const std::string& where) {
-        const std::vector<float> out = forward(linear, x, count, norm);
+        const std::vector<float> out = forward(linear, x, count);
         const std::string shape = std::to_string(count) + " rows, " + std::to_string(linear.rows) + " x " + std::to_string(columns);
         expect_same(out.data(), expected.data(), expected.size(), where + ": linear of " + shape);
     });
@@ -94,7 +91,7 @@ State after_layer(const pl_layer& layer, const BatchCase& cases, State s, int st
     const float *cos = s.cos.empty() ? nullptr : s.cos.data(), *sin = s.cos.empty() ? nullptr : s.sin.data();
     for (int first = 0; first < cases.rows(); first += step) {
         const int count = std::min(step, cases.rows() - first);
-        std::vector<Line> work = workspace(pl_layer_work(&layer, count, cases.longest()));
+        std::vector<Line> work = workspace(pl_layer_work(&layer, count));
         float* hidden = s.hidden.data() + static_cast<size_t>(first) * layer.hidden;
         cases.with(first, count, [&](pl_batch batch) {
             batch.work = work.data();

@@ -234,3 +234,10 @@ def test_norms_have_the_same_bits_on_every_instruction_set(name: str) -> None:
     expected = scale(x)
     with backend(name), threads(2):
         assert same_bits(scale(x), expected)
+
+
+@pytest.mark.parametrize("width", [WIDTH - 32, WIDTH + 32])
+def test_rows_of_another_width_are_refused(width: int) -> None:
+    linear = NativeLinear([random_matrix(Format.Q8_0, 16, WIDTH)])
+    with pytest.raises(ValueError, match=f"rows of {width} features given to a linear of {WIDTH}"):
+        linear(activations(2, width))

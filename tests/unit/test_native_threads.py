@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +55,27 @@ def test_a_pool_that_slept_wakes_up_for_the_next_forward() -> None:
             assert same_bits(rows(native("plain"), sequence, NEXT), expected)
 
 
+def test_a_change_of_threads_waits_for_the_work_that_runs() -> None:
+    """A second model may be loaded beside an engine that computes."""
+    expected = rows(native("plain"), opened(native("plain"), BEFORE), NEXT)
+    done = threading.Event()
+
+    def compute() -> int:
+        with torch.inference_mode():
+            sequence = opened(native("plain"), BEFORE)
+            wrong = sum(not same_bits(rows(native("plain"), sequence, NEXT), expected) for _ in range(300))
+        done.set()
+        return wrong
+
+    with threads(2), ThreadPoolExecutor(1) as beside:
+        wrong = beside.submit(compute)
+        for count in itertools.cycle((1, 3, 2)):
+            if done.wait(0.0005):
+                break
+            interface.kernels().pl_set_threads(count)
+        assert wrong.result() == 0
+
+
 FORK = """
 import os
 import torch
@@ -83,6 +106,52 @@ def test_a_forked_child_computes_with_what_it_has() -> None:
         [sys.executable, "-W", "ignore", "-c", FORK], env=environment, capture_output=True, text=True, timeout=120
     )
     assert (done.returncode, done.stdout) == (0, "yyychild 0 True\n"), done.stderr
+
+
+FORK_AT_WORK = """
+import os, signal, threading
+import torch
+from native_lab import interface, native, opened, prompt, rows
+
+torch.set_num_threads(1)
+decoder = native("plain")
+with torch.inference_mode():
+    interface.kernels().pl_set_threads(2)
+    linear, x = decoder.native_layers[0].qkv, torch.ones(64, 64)
+    expected = linear(x)
+    stop = threading.Event()
+
+    @torch.inference_mode()
+    def compute():
+        sequence = opened(decoder, prompt(41))
+        while not stop.is_set():
+            rows(decoder, sequence, prompt(33))
+
+    beside = threading.Thread(target=compute)
+    beside.start()
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            signal.alarm(5)
+            own = type(linear)(linear.parts, linear.bias)  # the memory of the other may be in use
+            os._exit(0 if torch.equal(own(x), expected) else 1)
+        print(os.waitpid(child, 0)[1], end=" ")
+    stop.set()
+    beside.join()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_child_forked_in_the_middle_of_a_job_begins_anew() -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", FORK_AT_WORK],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    assert (done.returncode, done.stdout) == (0, "0 " * 20), done.stderr
 
 
 def forwards(name: str) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from gguf.quants import quantize
 from native_lab import NATIVE, needs_kernels
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -413,9 +413,28 @@ def _with_another_config(path: Path) -> None:
     save_file(load_file(path), path, metadata={"quantized": "True", "config": '{"family": "llama"}'})
 
 
+def _with_another_shape(path: Path) -> None:
+    """Read as it says, a matrix would reach past its end."""
+    with safe_open(str(path), framework="pt") as handle:
+        metadata = handle.metadata()
+    shapes = {
+        name: [form, rows + 16, columns] for name, (form, rows, columns) in json.loads(metadata["packed"]).items()
+    }
+    save_file(load_file(path), path, metadata=metadata | {"packed": json.dumps(shapes)})
+
+
 @pytest.mark.parametrize(
     "damage",
-    [_truncate, _cut_header, _empty, _garbage, _without_metadata, _without_config, _with_another_config],
+    [
+        _truncate,
+        _cut_header,
+        _empty,
+        _garbage,
+        _without_metadata,
+        _without_config,
+        _with_another_config,
+        _with_another_shape,
+    ],
 )
 def test_damaged_file_is_rebuilt(
     damage: Any, native: bool, folder: Path, cache: Path, loads: Loads, monkeypatch: pytest.MonkeyPatch

@@ -70,7 +70,12 @@ inline float fold_add(F a) {
     f = _mm_add_ps(f, _mm_movehl_ps(f, f));
     return _mm_cvtss_f32(_mm_add_ss(f, _mm_movehdup_ps(f)));
 }
-inline float fold_max(F a) { return _mm512_reduce_max_ps(a); }
+inline float fold_max(F a) {
+    __m256 e = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    __m128 f = _mm_max_ps(_mm256_castps256_ps128(e), _mm256_extractf128_ps(e, 1));
+    f = _mm_max_ps(f, _mm_movehl_ps(f, f));
+    return _mm_cvtss_f32(_mm_max_ss(f, _mm_movehdup_ps(f)));
+}
 // Lane i: fold_add(a[i]). Pairs of vectors share each fold, so that 16 sums cost 15 additions.
 inline F fold_add16(const F (&a)[16]) {
     F b[8], c[4], d[2];

@@ -1,6 +1,7 @@
 // 16 lanes in plain C++, for a processor without any of the other headers. Each function gives the bits of avx512.h.
 #pragma once
 
+#include <bit>
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
@@ -22,31 +23,20 @@ struct W {  // 64 unsigned bytes: 16 lanes of 4
     uint8_t byte[64];
 };
 
-inline uint32_t bits_of(float x) {
-    uint32_t bits;
-    __builtin_memcpy(&bits, &x, 4);
-    return bits;
-}
-inline float float_of(uint32_t bits) {
-    float x;
-    __builtin_memcpy(&x, &bits, 4);
-    return x;
-}
-
 // No fp32 on the way is subnormal: a caller's thread may flush those to zero.
 inline float from_half(uint16_t half) {
     const uint32_t sign = (half & 0x8000u) << 16, magnitude = half & 0x7fffu;
-    if (magnitude < 0x400) return float_of(sign | bits_of(static_cast<float>(magnitude) * 0x1p-24f));
-    if (magnitude < 0x7c00) return float_of(sign | ((magnitude << 13) + (112u << 23)));
-    return float_of(sign | 0x7f800000u | magnitude << 13 | (magnitude > 0x7c00 ? 0x400000u : 0));
+    if (magnitude < 0x400) return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(static_cast<float>(magnitude) * 0x1p-24f));
+    if (magnitude < 0x7c00) return std::bit_cast<float>(sign | ((magnitude << 13) + (112u << 23)));
+    return std::bit_cast<float>(sign | 0x7f800000u | magnitude << 13 | (magnitude > 0x7c00 ? 0x400000u : 0));
 }
 // To nearest, ties to even.
 inline uint16_t half_of(float x) {
-    const uint32_t sign = bits_of(x) >> 16 & 0x8000u, magnitude = bits_of(x) & 0x7fffffffu;
+    const uint32_t sign = std::bit_cast<uint32_t>(x) >> 16 & 0x8000u, magnitude = std::bit_cast<uint32_t>(x) & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
     if (magnitude >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 65520: half way past the largest
     // A sum with 0.5 is rounded to multiples of 2^-24, the unit of a subnormal fp16.
-    if (magnitude < 0x38800000u) return static_cast<uint16_t>(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
+    if (magnitude < 0x38800000u) return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - std::bit_cast<uint32_t>(0.5f)));
     return static_cast<uint16_t>(sign | (magnitude - (112u << 23) + 0xfffu + (magnitude >> 13 & 1)) >> 13);
 }
 // To nearest, ties to even; INT32_MIN where that is not an int32, as on x86.
@@ -139,7 +129,7 @@ inline I round(const F& a) {
     return each_int([&](int i) { return nearest(a.lane[i]); });
 }
 inline F power_of_two(const I& n) {
-    return each([&](int i) { return float_of((wrapped(n.lane[i]) + 127) << 23); });
+    return each([&](int i) { return std::bit_cast<float>((wrapped(n.lane[i]) + 127) << 23); });
 }
 inline void store_bytes(int8_t* p, const I& a) {
     for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.lane[i]);

@@ -3,18 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-SIZE = 1 << 28  # bytes: past any cache
+from paceline.device import has_kernels
+from paceline.native.interface import kernels
+
+ROWS, WIDTH = 64, 1 << 20  # 256 MB of fp32: past any cache
 
 
 def read_bandwidth(repeats: int = 5) -> float:
-    """Bytes a second of summing a large array, the best of a few runs, with PyTorch's threads."""
-    data = torch.ones(SIZE // 4, dtype=torch.int32)
-    best = float("inf")
-    for _ in range(repeats):
-        started = time.perf_counter()
-        data.max()
-        best = min(best, time.perf_counter() - started)
-    return SIZE / best
+    """Bytes a second of looking through a large array with all threads, the best of a few runs."""
+    data = torch.ones(ROWS, WIDTH)
+    look = _native if has_kernels() else torch.sum
+    return max(data.nbytes / _seconds(look, data) for _ in range(repeats))
+
+
+def _native(data: Tensor) -> None:
+    kernels().pl_row_best(data.data_ptr(), *data.shape, None, None)
+
+
+def _seconds(look: Callable[[Tensor], object], data: Tensor) -> float:
+    started = time.perf_counter()
+    look(data)
+    return time.perf_counter() - started

@@ -28,8 +28,8 @@ class Quality:
 def measure(model: str, precisions: list[str], texts: list[str], positions: int) -> list[Quality]:
     """Up to `positions` positions of each precision against the same model in fp32, on the CPU."""
     reference = load_model(model, device="cpu", precision="fp32")
-    passages = _passages(reference, texts, positions)
-    truth = _log_probabilities(reference, passages)
+    passages = passages_of(reference, texts, positions)
+    truth = [log_probabilities(reference, ids) for ids in passages]
     del reference
     return [
         _compare(precision, truth, load_model(model, device="cpu", precision=precision), passages)
@@ -37,7 +37,7 @@ def measure(model: str, precisions: list[str], texts: list[str], positions: int)
     ]
 
 
-def _passages(model: LoadedModel, texts: list[str], positions: int) -> list[list[int]]:
+def passages_of(model: LoadedModel, texts: list[str], positions: int) -> list[list[int]]:
     """Token ids of the texts, cut so that they come to `positions` in all."""
     passages = []
     for text in texts:
@@ -48,12 +48,8 @@ def _passages(model: LoadedModel, texts: list[str], positions: int) -> list[list
     return passages
 
 
-def _log_probabilities(model: LoadedModel, passages: list[list[int]]) -> list[Tensor]:
-    return [_run(model, ids) for ids in passages]
-
-
 @torch.inference_mode()
-def _run(model: LoadedModel, ids: list[int]) -> Tensor:
+def log_probabilities(model: LoadedModel, ids: list[int]) -> Tensor:
     pool = BlockPool(model.config, len(ids) // 16 + 1, model.backend.device, model.backend.cache_dtype)
     cache = pool.open([], len(ids))
     rows = []
@@ -71,7 +67,7 @@ def _run(model: LoadedModel, ids: list[int]) -> Tensor:
 def _compare(precision: str, truth: list[Tensor], model: LoadedModel, passages: list[list[int]]) -> Quality:
     divergence, agreed, count = 0.0, 0, 0
     for expected, ids in zip(truth, passages, strict=True):
-        got = _run(model, ids)
+        got = log_probabilities(model, ids)
         divergence += float((expected.exp() * (expected - got)).sum())
         agreed += int((expected.argmax(dim=1) == got.argmax(dim=1)).sum())
         count += len(ids)

@@ -25,7 +25,7 @@ class Speedup:
 
 def typical(measured: Values) -> float | None:
     """Median over prompts of each prompt's median over repeats; None when nothing was timed."""
-    medians = _row_medians(_timed(measured))
+    medians = _row_medians(timed(measured))
     return float(np.median(medians)) if len(medians) else None
 
 
@@ -35,11 +35,11 @@ def speedup(rates: Values, plain: Values, *, seed: int = 0) -> Speedup | None:
     Each ratio is of two runs of one prompt in one repeat, so that slow drift of the machine cancels. The interval
     resamples prompts, and within each its repeats.
     """
-    ratios = _timed(rates) / _timed(plain)
+    ratios = timed(rates) / timed(plain)
     ratios = ratios[~np.isnan(ratios).all(axis=1)]
     if not len(ratios):
         return None
-    low, high = np.quantile(_resampled_medians(ratios, seed), (0.025, 0.975))
+    low, high = np.quantile(resampled_medians(ratios, seed), (0.025, 0.975))
     return Speedup(float(np.median(_row_medians(ratios))), float(low), float(high))
 
 
@@ -47,7 +47,7 @@ def values(rows: Sequence[Sequence[float]]) -> Values:
     return np.array(rows, dtype=np.float64)
 
 
-def _resampled_medians(ratios: Values, seed: int) -> Values:
+def resampled_medians(ratios: Values, seed: int) -> Values:
     """Medians [RESAMPLES], one resample at a time: prompts by repeats by resamples would not fit for a large file."""
     chance = np.random.default_rng(seed)
     prompts, repeats = ratios.shape
@@ -61,7 +61,7 @@ def _resampled_medians(ratios: Values, seed: int) -> Values:
     return medians
 
 
-def _timed(measured: Values) -> Values:
+def timed(measured: Values) -> Values:
     return np.where(measured > 0, measured, np.nan)
 
 

@@ -82,9 +82,9 @@ class NativeDecoder(Decoder):
     def plan(self, batch: Batch) -> Sublayers:
         return NativeSublayers(self, batch)
 
-    def work(self, rows: int, longest: int) -> Tensor:
+    def work(self, rows: int) -> Tensor:
         """Memory for a step, kept for the next."""
-        size: int = kernels().pl_layer_work(self.pointers[0], rows, longest)
+        size: int = kernels().pl_layer_work(self.pointers[0], rows)
         if size > self._work.shape[0]:
             self._work = aligned(size)
         return self._work
@@ -97,7 +97,7 @@ class NativeSublayers:
         self.decoder, self.pool, self.library = decoder, batch.pool, kernels()
         self.rows = Histories.of(batch.spans)
         self.angles = {local: rope.halves(batch.longest) for local, rope in decoder.ropes.items()}
-        self.work = decoder.work(self.rows.count, batch.longest)
+        self.work = decoder.work(self.rows.count)
         self.struct = self.rows.struct(self.work)
         self.batch = byref(self.struct)
 

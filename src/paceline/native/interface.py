@@ -52,9 +52,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pl_take_rows": (None, [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
     "pl_dequantize_rows": (None, [c_int32, c_void_p, c_int32, c_void_p, c_int32, c_void_p]),
     "pl_linear_work": (c_int64, [c_int32, c_int32]),
-    "pl_linear_forward": (None, [POINTER(Linear), c_void_p, c_int32, c_void_p, c_float, c_void_p, c_void_p]),
+    "pl_linear_forward": (None, [POINTER(Linear), c_void_p, c_int32, c_void_p, c_void_p]),
     "pl_rms_norm": (None, [c_void_p, c_int32, c_int32, c_void_p, c_float, c_void_p]),
-    "pl_layer_work": (c_int64, [POINTER(Layer), c_int32, c_int32]),
+    "pl_layer_work": (c_int64, [POINTER(Layer), c_int32]),
     "pl_attention": (
         None, [POINTER(Layer), POINTER(Batch), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     ),

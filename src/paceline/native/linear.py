@@ -32,14 +32,14 @@ class NativeLinear:
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.float().contiguous()
-        count = x.shape[0]
+        count, width = x.shape
+        if width != self.in_features:
+            raise ValueError(f"rows of {width} features given to a linear of {self.in_features}")
         out = torch.empty(count, self.out_features)
         size = self._library.pl_linear_work(count, self.in_features)
         if size > self._work.shape[0]:
             self._work = aligned(size)
-        self._library.pl_linear_forward(
-            self._pointer, x.data_ptr(), count, None, 0.0, self._work.data_ptr(), out.data_ptr()
-        )
+        self._library.pl_linear_forward(self._pointer, x.data_ptr(), count, self._work.data_ptr(), out.data_ptr())
         return out
 
     def rows(self, ids: Tensor) -> NativeLinear:

@@ -123,8 +123,14 @@ def quantize(weight: Tensor, format: Format) -> Packed:
     return packed
 
 
+def packed_bytes(format: Format, rows: int, columns: int) -> int:
+    """Size of a [rows, columns] matrix in the kernels' layout; -1 if the format does not divide the columns."""
+    size: int = kernels().pl_packed_bytes(format, rows, columns)
+    return size
+
+
 def _empty(format: Format, rows: int, columns: int) -> Packed:
-    size = kernels().pl_packed_bytes(format, rows, columns)
+    size = packed_bytes(format, rows, columns)
     if size < 0:
         raise PacelineError(f"{columns} columns cannot be {format.name}; need a multiple of {format.block_columns}")
     return Packed(format, rows, columns, aligned(size))

@@ -18,7 +18,7 @@ from torch import Tensor
 from paceline.device import Backend
 from paceline.model.config import ModelConfig
 from paceline.native.memory import Arena
-from paceline.native.packed import Format, Packed
+from paceline.native.packed import Format, Packed, packed_bytes
 from paceline.weights.cache_dir import converted_dir
 
 _CONFIG = TypeAdapter(ModelConfig)
@@ -72,6 +72,8 @@ def _unpack(stored: Mapping[str, Tensor], packed: Mapping[str, list[int]]) -> di
     arena = Arena(sum(Arena.rounded(stored[name].numel()) for name in packed))
     tensors: dict[str, Tensor | Packed] = {name: stored[name].clone() for name in stored if name not in packed}
     for name, (form, rows, columns) in packed.items():
+        if stored[name].numel() != packed_bytes(Format(form), rows, columns):
+            raise ValueError(f"{name} has not the size of a [{rows}, {columns}] matrix")
         data = arena.take(stored[name].numel()).copy_(stored[name])
         tensors[name] = Packed(Format(form), rows, columns, data)
     return tensors
