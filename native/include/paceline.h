@@ -59,7 +59,8 @@ PL_API void pl_rms_norm(const float* x, int32_t count, int32_t width, const floa
 
 typedef struct {
     pl_linear qkv, output, gate_up, down; /* gate_up: two parts, gate and up */
-    const float *attention_norm, *mlp_norm;
+    const float *attention_norm, *mlp_norm;       /* [hidden]; attention_norm may be NULL: the rows as they are */
+    const float* embed_norm;                      /* [hidden] or NULL: of `beside` in layers that read it */
     const float *query_norm, *key_norm;           /* [head_dim] or NULL */
     const float *post_attention_norm, *post_mlp_norm; /* [hidden] or NULL */
     int32_t hidden, heads, kv_heads, head_dim, intermediate;
@@ -78,13 +79,14 @@ typedef struct {
     const int32_t* prefix;        /* [rows] how many of `table` the row sees */
     const int32_t* const* tail;   /* [rows] slots behind those (a tree's ancestors and the row itself), or NULL */
     const int32_t* tail_length;   /* [rows] */
+    const float* beside;          /* [rows, hidden] for layers whose qkv takes 2 * hidden inputs, else NULL */
     void* work;                   /* pl_layer_work bytes, 64-byte aligned */
 } pl_batch;
 
 /* Bytes that the two calls below need for `rows` rows. */
 PL_API int64_t pl_layer_work(const pl_layer* layer, int32_t rows);
 
-/* hidden [rows, H] += attention(norm(hidden)). keys, values: fp16 [slots, kv_heads, head_dim]; the rows' own are written.
+/* hidden [rows, H] += attention(norm(hidden)), or += attention([norm(beside); norm(hidden)]) where qkv is that wide. keys, values: fp16 [slots, kv_heads, head_dim]; the rows' own are written.
  * cos, sin [positions, head_dim / 2], or NULL for a layer without rotary positions. */
 PL_API void pl_attention(
     const pl_layer* layer, const pl_batch* batch, uint16_t* keys, uint16_t* values, const float* cos, const float* sin,
@@ -94,8 +96,9 @@ PL_API void pl_mlp(const pl_layer* layer, const pl_batch* batch, float* hidden);
 
 /* ---- scores ---- */
 
-/* For each row of logits [rows, width]: the largest (the first of equals) and log(sum(exp)). Either output may be NULL. */
-PL_API void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best, float* log_sum_exp);
+/* For each row of logits [rows, width]: the largest (the first of equals) and its probability, exp of it over the sum of
+ * exp (NaN where none is above -infinity). Either output may be NULL. */
+PL_API void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best, float* chance);
 
 #ifdef __cplusplus
 }

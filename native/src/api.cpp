@@ -22,10 +22,10 @@ void pl_rms_norm(const float* x, int32_t count, int32_t width, const float* weig
     });
 }
 
-void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best, float* log_sum_exp) {
+void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best, float* chance) {
     pool().run(rows, [&](int row) {
         backend().row_best(
             logits + int64_t{row} * width, width, best == nullptr ? nullptr : best + row,
-            log_sum_exp == nullptr ? nullptr : log_sum_exp + row);
+            chance == nullptr ? nullptr : chance + row);
     });
 }

@@ -53,7 +53,7 @@ struct Backend {
     void (*rotate)(float* x, int head_dim, const float* cos, const float* sin);
     void (*to_half)(const float* x, int width, uint16_t* out);
     void (*attend)(const AttentionTask& task);
-    void (*row_best)(const float* x, int width, int64_t* best, float* log_sum_exp);
+    void (*row_best)(const float* x, int width, int64_t* best, float* chance);
 };
 
 // The backend in use (dispatch.cpp).

@@ -11,7 +11,7 @@ class Workspace {
   public:
     Workspace(const pl_layer& layer, int rows, void* memory) : at(static_cast<char*>(memory)), begin(at) {
         const int width = layer.heads * layer.head_dim;
-        input = take<Activations>(Rounded::bytes(rows, std::max(layer.hidden, width)));
+        input = take<Activations>(Rounded::bytes(rows, std::max(layer.qkv.columns, std::max(layer.hidden, width))));
         inner = take<Activations>(Rounded::bytes(rows, layer.intermediate));
         qkv = take<float>(sizeof(float) * rows * layer.qkv.rows);
         attended = take<float>(sizeof(float) * rows * width);
@@ -33,13 +33,25 @@ class Workspace {
     char *at, *begin;
 };
 
-// RMS norm and rounding of all rows.
-Rounded norm_and_round(const pl_layer& layer, int rows, const float* hidden, const float* weight, const Workspace& work) {
-    const Rounded x{work.input, rows, layer.hidden / GROUP};
-    over_rows(rows, [&](int row) {
+// One row's [hidden] inputs, by `weight` normed if there is one, rounded into x from `group` on.
+void norm_and_round(
+    const pl_layer& layer, const Rounded& x, int row, int group, const float* hidden, const float* weight, const Workspace& work) {
+    const float* own = hidden + int64_t{row} * layer.hidden;
+    if (weight != nullptr) {
         float* normed = work.normed + int64_t{row} * layer.hidden;
-        backend().rms_norm(hidden + int64_t{row} * layer.hidden, layer.hidden, weight, layer.eps, normed);
-        x.round(row, normed);
+        backend().rms_norm(own, layer.hidden, weight, layer.eps, normed);
+        own = normed;
+    }
+    x.round(row, own, group, layer.hidden / GROUP);
+}
+
+// What all rows attend with: the hidden states, in a head's first layer behind the tokens' embeddings.
+Rounded attention_input(const pl_layer& layer, const pl_batch& batch, const float* hidden, const Workspace& work) {
+    const Rounded x{work.input, batch.rows, layer.qkv.columns / GROUP};
+    const int before = x.groups - layer.hidden / GROUP;
+    over_rows(batch.rows, [&](int row) {
+        if (before > 0) norm_and_round(layer, x, row, 0, batch.beside, layer.embed_norm, work);
+        norm_and_round(layer, x, row, before, hidden, layer.attention_norm, work);
     });
     return x;
 }
@@ -150,7 +162,7 @@ void pl_attention(
     const pl_layer* layer, const pl_batch* batch, uint16_t* keys, uint16_t* values, const float* cos, const float* sin,
     float* hidden) {
     const Workspace work(*layer, batch->rows, batch->work);
-    store_product(layer->qkv, norm_and_round(*layer, batch->rows, hidden, layer->attention_norm, work), work.qkv);
+    store_product(layer->qkv, attention_input(*layer, *batch, hidden, work), work.qkv);
     over_rows(batch->rows, [&](int row) {
         place(*layer, *batch, row, work.qkv + int64_t{row} * layer->qkv.rows, keys, values, cos, sin);
     });
@@ -163,7 +175,8 @@ void pl_attention(
 
 void pl_mlp(const pl_layer* layer, const pl_batch* batch, float* hidden) {
     const Workspace work(*layer, batch->rows, batch->work);
-    const Rounded x = norm_and_round(*layer, batch->rows, hidden, layer->mlp_norm, work);
+    const Rounded x{work.input, batch->rows, layer->hidden / GROUP};
+    over_rows(batch->rows, [&](int row) { norm_and_round(*layer, x, row, 0, hidden, layer->mlp_norm, work); });
     const Rounded inner{work.inner, batch->rows, layer->intermediate / GROUP};
     inner_rows(*layer, x, inner);
     add_to_stream(*layer, layer->down, inner, layer->post_mlp_norm, work, hidden);

@@ -21,8 +21,11 @@ struct Rounded {
     // Group 0 of a row; group g lies g * rows(row / TILE) further on.
     Activations* row(int index) const { return data + int64_t{index / TILE} * TILE * groups + index % TILE; }
 
-    void round(int index, const float* x) const {
-        backend().quantize(x, groups * GROUP, row(index), rows(index / TILE));
+    void round(int index, const float* x) const { round(index, x, 0, groups); }
+    // `count` groups of a row, from group `first` on.
+    void round(int index, const float* x, int first, int count) const {
+        const int stride = rows(index / TILE);
+        backend().quantize(x, count * GROUP, row(index) + int64_t{first} * stride, stride);
     }
 };
 

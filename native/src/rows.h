@@ -79,8 +79,8 @@ inline void to_half(const float* x, int width, uint16_t* out) {
     for (int i = 0; i < width; i += LANES) store_half(out + i, load(x + i));
 }
 
-// The largest of a row (the first of equals) and log(sum(exp(x))).
-inline void row_best(const float* x, int width, int64_t* best, float* log_sum_exp) {
+// The largest of a row (the first of equals) and its probability, 1 / sum(exp(x - largest)); NaN where nothing is above -infinity.
+inline void row_best(const float* x, int width, int64_t* best, float* chance) {
     constexpr int PART = 1024;  // looked through again for where its largest lies
     float largest = -INFINITY;
     int within = 0;
@@ -97,7 +97,7 @@ inline void row_best(const float* x, int width, int64_t* best, float* log_sum_ex
         while (at < width && x[at] != largest) ++at;
         *best = at < width ? at : 0;
     }
-    if (log_sum_exp == nullptr) return;
+    if (chance == nullptr) return;
     const int whole = width / LANES * LANES;
     const F shift = set(largest);
     F sum = zero();
@@ -106,7 +106,7 @@ inline void row_best(const float* x, int width, int64_t* best, float* log_sum_ex
     for (int i = 0; i < LANES; ++i) rest[i] = whole + i < width ? x[whole + i] : -INFINITY;
     store(rest, exponential(sub(load(rest), shift)));
     for (int i = 0; i < width - whole; ++i) tail += rest[i];
-    *log_sum_exp = largest + std::log(fold_add(sum) + tail);
+    *chance = largest > -INFINITY ? 1.0f / (fold_add(sum) + tail) : NAN;
 }
 
 }  // namespace paceline::PL_ISA

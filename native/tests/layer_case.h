@@ -56,12 +56,14 @@ struct LayerCase {
         const int kv_heads = random.between(1, 3), heads = kv_heads * random.between(1, 5);
         const int head_dim = 32 * random.between(1, 4), hidden = 32 * random.between(1, 9);
         const int intermediate = random.one_in(3) ? 512 : 32 * random.between(1, 20), width = heads * head_dim;
-        qkv = LinearCase({width, kv_heads * head_dim, kv_heads * head_dim}, hidden, random);
+        const int inputs = random.one_in(3) ? 2 * hidden : hidden; // of a head: beside
+        qkv = LinearCase({width, kv_heads * head_dim, kv_heads * head_dim}, inputs, random);
         output = LinearCase({hidden}, width, random);
         gate_up = LinearCase({intermediate, intermediate}, hidden, random);
         down = LinearCase({hidden}, intermediate, random);
         for (std::vector<float>& each : norms) each = random.normals(std::max(hidden, head_dim));
-        layer.attention_norm = norms[0].data();
+        if (!random.one_in(4)) layer.attention_norm = norms[0].data();
+        if (!random.one_in(4)) layer.embed_norm = norms[6].data();
         layer.mlp_norm = norms[1].data();
         if (random.one_in(2)) layer.query_norm = norms[2].data(), layer.key_norm = norms[3].data();
         if (random.one_in(2)) layer.post_attention_norm = norms[4].data(), layer.post_mlp_norm = norms[5].data();
@@ -78,7 +80,7 @@ struct LayerCase {
 
   private:
     LinearCase qkv, output, gate_up, down;
-    std::vector<float> norms[6];
+    std::vector<float> norms[7];
 };
 
 // Sequences with a past in the pool; each brings a chain of new rows or a tree of them.
@@ -92,7 +94,7 @@ class BatchCase {
     int rows() const { return static_cast<int>(slot.size()); }
     int slots() const { return used; }
 
-    // f(batch) with the rows [first, first + count); its work is left to the caller.
+    // f(batch) with the rows [first, first + count); work and what is beside are left to the caller.
     template <class Function> void with(int first, int count, const Function& f) const {
         std::vector<const int32_t*> table, tail;
         std::vector<int32_t> tail_length;
@@ -101,7 +103,7 @@ class BatchCase {
             tail.push_back(tails[row].data());
             tail_length.push_back(static_cast<int32_t>(tails[row].size()));
         }
-        f(pl_batch{count, 0, &slot[first], &position[first], table.data(), &prefix[first], tail.data(), tail_length.data(), nullptr});
+        f(pl_batch{count, 0, &slot[first], &position[first], table.data(), &prefix[first], tail.data(), tail_length.data(), nullptr, nullptr});
     }
 
     static constexpr int MOST_POSITIONS = 128;

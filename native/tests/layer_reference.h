@@ -12,7 +12,7 @@ namespace paceline::test {
 
 // Hidden states of the rows, the pool and the angles.
 struct State {
-    std::vector<float> hidden, cos, sin;
+    std::vector<float> hidden, beside, cos, sin;
     std::vector<uint16_t> keys, values;
 };
 
@@ -40,13 +40,26 @@ class LayerReference {
     LayerReference(const pl_layer& layer, State& state) : layer(layer), state(state) {}
 
     void row(const pl_batch& batch, float* hidden) {
-        std::vector<float> qkv = linear_row(layer.qkv, hidden, layer.attention_norm, layer.eps);
+        std::vector<float> qkv = linear_row(layer.qkv, attention_input(batch, hidden).data());
         place(batch, qkv.data());
         add(layer.output, attended(batch, qkv.data()), layer.post_attention_norm, hidden);
         add(layer.down, gated(linear_row(layer.gate_up, hidden, layer.mlp_norm, layer.eps)), layer.post_mlp_norm, hidden);
     }
 
   private:
+    std::vector<float> attention_input(const pl_batch& batch, const float* hidden) const {
+        std::vector<float> x;
+        if (layer.qkv.columns > layer.hidden) append(x, batch.beside, layer.embed_norm);
+        append(x, hidden, layer.attention_norm);
+        return x;
+    }
+
+    void append(std::vector<float>& x, const float* part, const float* norm) const {
+        x.insert(x.end(), part, part + layer.hidden);
+        float* own = x.data() + x.size() - layer.hidden;
+        if (norm != nullptr) pl_rms_norm(own, 1, layer.hidden, norm, layer.eps, own);
+    }
+
     void place(const pl_batch& batch, float* qkv) {
         const int dim = layer.head_dim, width = layer.kv_heads * dim, at = batch.position[0] * (dim / 2);
         for (int head = 0; head < layer.heads + layer.kv_heads; ++head) {

@@ -75,7 +75,9 @@ void test_linears(Random& random) {
 State random_state(const pl_layer& layer, const BatchCase& batch, Random& random) {
     const size_t pool = static_cast<size_t>(batch.slots()) * layer.kv_heads * layer.head_dim;
     const size_t angles = random.one_in(4) ? 0 : static_cast<size_t>(BatchCase::MOST_POSITIONS) * layer.head_dim / 2;
-    State s{random.normals(static_cast<size_t>(batch.rows()) * layer.hidden), {}, {}, {}, {}};
+    const size_t hidden = static_cast<size_t>(batch.rows()) * layer.hidden;
+    State s{random.normals(hidden), {}, {}, {}, {}, {}};
+    if (layer.qkv.columns > layer.hidden) s.beside = random.normals(hidden);
     for (size_t i = 0; i < angles; ++i) {
         const float angle = random.normal();
         s.cos.push_back(std::cos(angle));
@@ -92,9 +94,11 @@ State after_layer(const pl_layer& layer, const BatchCase& cases, State s, int st
     for (int first = 0; first < cases.rows(); first += step) {
         const int count = std::min(step, cases.rows() - first);
         std::vector<Line> work = workspace(pl_layer_work(&layer, count));
-        float* hidden = s.hidden.data() + static_cast<size_t>(first) * layer.hidden;
+        const size_t at = static_cast<size_t>(first) * layer.hidden;
+        float* hidden = s.hidden.data() + at;
         cases.with(first, count, [&](pl_batch batch) {
             batch.work = work.data();
+            batch.beside = s.beside.empty() ? nullptr : s.beside.data() + at;
             pl_attention(&layer, &batch, s.keys.data(), s.values.data(), cos, sin, hidden);
             pl_mlp(&layer, &batch, hidden);
         });
@@ -105,7 +109,11 @@ State after_layer(const pl_layer& layer, const BatchCase& cases, State s, int st
 State expected_after(const pl_layer& layer, const BatchCase& cases, State s) {
     LayerReference reference(layer, s);
     for (int row = 0; row < cases.rows(); ++row)
-        cases.with(row, 1, [&](const pl_batch& batch) { reference.row(batch, &s.hidden[static_cast<size_t>(row) * layer.hidden]); });
+        cases.with(row, 1, [&](pl_batch batch) {
+            const size_t at = static_cast<size_t>(row) * layer.hidden;
+            batch.beside = s.beside.empty() ? nullptr : &s.beside[at];
+            reference.row(batch, &s.hidden[at]);
+        });
     return s;
 }
 
@@ -131,7 +139,7 @@ void test_layer(Random& random) {
 int run() {
     Random random(7);
     test_linears(random);
-    for (int round = 0; round < 12; ++round) test_layer(random);
+    for (int round = 0; round < 16; ++round) test_layer(random);
     std::printf("%s: %d failures\n", pl_backends(), failures);
     return failures == 0 ? 0 : 1;
 }

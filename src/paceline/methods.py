@@ -18,7 +18,6 @@ from paceline.heads.eagle import EagleHead
 from paceline.heads.load import Head
 from paceline.heads.medusa import MedusaHead
 from paceline.heads.mtp import MtpHead
-from paceline.model.config import ModelConfig
 from paceline.propose.auto import AutoProposer
 from paceline.propose.base import Proposer
 from paceline.propose.draft_model import DraftModelProposer
@@ -56,11 +55,10 @@ class Parts:
     def stop_below(self, source: str) -> Callable[[], float]:
         return lambda: self.controller.break_even(source)
 
-    def head_pool(self, config: ModelConfig, copies: int = 1) -> BlockPool:
+    def head_pool(self, head: EagleHead | MtpHead, copies: int = 1) -> BlockPool:
         """As many positions as the target has, `copies` times, of the head's few layers."""
-        backend, pool = self.target.backend, self.pool
-        blocks = pool.blocks * copies
-        return BlockPool(config, blocks, backend.device, backend.dtype, pool.block_size, f"{self.target.key}-head")
+        device, pool, salt = self.target.backend.device, self.pool, f"{self.target.key}-head"
+        return BlockPool(head.config, pool.blocks * copies, device, head.cache_dtype, pool.block_size, salt)
 
 
 Build = Callable[[Parts], Proposer]
@@ -104,7 +102,7 @@ def _head(parts: Parts) -> Proposer:
     if isinstance(head, EagleHead):
         stop_below = parts.stop_below("eagle")
         return EagleProposer(
-            head, decoder, parts.head_pool(head.config), vocab_size=vocab_size, stop_below=stop_below, shape=shape
+            head, decoder, parts.head_pool(head), vocab_size=vocab_size, stop_below=stop_below, shape=shape
         )
     if isinstance(head, MedusaHead):
         return MedusaProposer(
@@ -113,7 +111,7 @@ def _head(parts: Parts) -> Proposer:
         )  # fmt: skip
     if isinstance(head, MtpHead):
         stop_below, depths = parts.stop_below("mtp"), len(head.depths)
-        pool = parts.head_pool(head.config, depths)
+        pool = parts.head_pool(head, depths)
         if depths == 1:
             once = RepeatedDepth(head)
             return EagleProposer(

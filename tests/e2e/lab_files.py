@@ -21,15 +21,20 @@ SHAPES = {
 }  # fmt: skip
 
 
-def letter_model(folder: Path) -> Path:
+def letter_model(folder: Path, layers: int = 1, cycles: bool = False) -> Path:
+    """`cycles`: each letter's likeliest successor is another one, so that greedy answers are not one letter's."""
     torch.manual_seed(0)
-    layer = "model.layers.0."
-    tensors = {f"{layer}{name}.weight": torch.randn(shape) * 0.3 for name, shape in SHAPES.items()}
-    for norm in (f"{layer}input_layernorm", f"{layer}post_attention_layernorm", "model.norm"):
-        tensors[f"{norm}.weight"] = torch.ones(16)
+    tensors = {}
+    for layer in (f"model.layers.{index}." for index in range(layers)):
+        tensors |= {f"{layer}{name}.weight": torch.randn(shape) * 0.3 for name, shape in SHAPES.items()}
+        tensors |= {f"{layer}{norm}.weight": torch.ones(16) for norm in ("input_layernorm", "post_attention_layernorm")}
+    tensors["model.norm.weight"] = torch.ones(16)
     tensors["model.embed_tokens.weight"] = torch.randn(26, 16)
+    if cycles:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].roll(7, 0).contiguous()
     save_file(tensors, str(folder / "model.safetensors"))
-    (folder / "config.json").write_text(json.dumps(SIZES))
+    sizes = SIZES | {"num_hidden_layers": layers, "tie_word_embeddings": not cycles}
+    (folder / "config.json").write_text(json.dumps(sizes))
     tokenizer = Tokenizer(BPE({chr(ord("a") + i): i for i in range(26)}, []))
     tokenizer.decoder = ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))

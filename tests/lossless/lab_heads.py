@@ -15,6 +15,7 @@ from torch import Tensor
 from views import Text
 
 from paceline.cache.pool import BlockPool
+from paceline.device import Backend
 from paceline.engine.controller import Controller
 from paceline.engine.engine import Engine, EngineConfig
 from paceline.heads.config import HeadFolder
@@ -44,9 +45,8 @@ Shapes = Mapping[str, tuple[int, ...]]
 # Heads with weights drawn from a seed
 
 
-def folder(target: LoadedModel, raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadFolder:
-    """A head's folder that was never on a disk."""
-    config = target.config
+def folder(config: ModelConfig, raw: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> HeadFolder:
+    """A folder that was never on a disk, of a head with layers like a target's of this config."""
     base = {
         "model_type": "llama", "hidden_size": config.hidden_size, "intermediate_size": config.intermediate_size,
         "num_attention_heads": config.num_heads, "num_key_value_heads": config.num_kv_heads,
@@ -85,17 +85,17 @@ def layer(config: ModelConfig, at: str, inputs: int) -> Shapes:
     }
 
 
-def eagle1_head(target: LoadedModel, seed: int = 0) -> Eagle1Head:
+def eagle1_head(target: LoadedModel, seed: int = 0, backend: Backend = FP32) -> Eagle1Head:
     """With the target's embedding and output head."""
     config = target.config
     hidden = config.hidden_size
     shapes = {"fc.weight": (hidden, 2 * hidden), **layer(config, "layers.0.", hidden)}
-    return eagle1.load(folder(target, {}, draw(shapes, seed)), config, FP32)
+    return eagle1.load(folder(config, {}, draw(shapes, seed)), config, backend)
 
 
 def eagle3_head(
     target: LoadedModel, seed: int = 0, *, ids: Sequence[int] | None = None, own_embedding: bool = False,
-    sharpness: float = 2.0,
+    sharpness: float = 2.0, backend: Backend = FP32,
 ) -> Eagle3Head:  # fmt: skip
     """Reads the inputs of both layers and the last one's output. `ids`: the target's tokens that it scores."""
     config = target.config
@@ -109,10 +109,10 @@ def eagle3_head(
     if ids is not None:
         tensors["d2t"] = torch.tensor(ids) - torch.arange(len(ids))
     raw = {"eagle_aux_hidden_state_layer_ids": list(range(config.num_layers + 1)), "draft_vocab_size": rows}
-    return eagle3.load(folder(target, raw, tensors), config, FP32)
+    return eagle3.load(folder(config, raw, tensors), config, backend)
 
 
-def mtp_head(target: LoadedModel, depths: int, seed: int = 0) -> MtpHead:
+def mtp_head(target: LoadedModel, depths: int, seed: int = 0, backend: Backend = FP32) -> MtpHead:
     """In MiMo's layout."""
     config = target.config
     hidden = config.hidden_size
@@ -122,7 +122,8 @@ def mtp_head(target: LoadedModel, depths: int, seed: int = 0) -> MtpHead:
         norms = ("token_layernorm", "hidden_layernorm", "final_layernorm", "input_layernorm")
         shapes |= {f"{at}{name}.weight": (hidden,) for name in norms}
         shapes |= {f"{at}input_proj.weight": (hidden, 2 * hidden)} | dict(layer(config, at, hidden))
-    return mtp.load(folder(target, {"num_nextn_predict_layers": depths}, draw(shapes, seed)), config, FP32)
+    stored = folder(config, {"num_nextn_predict_layers": depths}, draw(shapes, seed))
+    return mtp.load(stored, config, backend)
 
 
 def successor_model() -> LoadedModel:
@@ -139,16 +140,16 @@ def successor_model() -> LoadedModel:
 AnyHead = EagleHead | MtpHead
 
 
-def head(kind: str, target: LoadedModel) -> AnyHead:
+def head(kind: str, target: LoadedModel, backend: Backend = FP32) -> AnyHead:
     """By name, for tests that go through all of them."""
     vocabulary = target.config.vocab_size
     if kind == "eagle-1":
-        return eagle1_head(target)
+        return eagle1_head(target, backend=backend)
     if kind == "eagle-3":
-        return eagle3_head(target, ids=range(0, vocabulary, 2))
+        return eagle3_head(target, ids=range(0, vocabulary, 2), backend=backend)
     if kind == "eagle-3 own embedding":
-        return eagle3_head(target, ids=range(1, vocabulary), own_embedding=True)
-    return mtp_head(target, int(kind.removeprefix("mtp ")))
+        return eagle3_head(target, ids=range(1, vocabulary), own_embedding=True, backend=backend)
+    return mtp_head(target, int(kind.removeprefix("mtp ")), backend=backend)
 
 
 EAGLE = ["eagle-1", "eagle-3", "eagle-3 own embedding", "mtp 1"]
@@ -157,8 +158,7 @@ KINDS = [*EAGLE, *DEPTHS]
 
 
 def pool_of(target: LoadedModel, head: AnyHead, blocks: int = 4096) -> BlockPool:
-    backend, size = target.backend, 4
-    return BlockPool(head.config, blocks, backend.device, backend.dtype, size, "head")
+    return BlockPool(head.config, blocks, target.backend.device, head.cache_dtype, 4, "head")
 
 
 def head_proposer(
@@ -185,12 +185,12 @@ def taps(target: LoadedModel, tokens: Sequence[int], layers: Sequence[int]) -> l
     return [found[tap] for tap in layers]
 
 
-def _whole(target: LoadedModel, head: AnyHead, count: int) -> tuple[Tensor, list[Span], BlockPool]:
-    """Positions, spans and an empty cache for rows 0 .. count - 1."""
+def _whole(target: LoadedModel, head: AnyHead, count: int) -> tuple[list[Span], BlockPool]:
+    """Spans and an empty cache for rows 0 .. count - 1."""
     pool = pool_of(target, head, blocks=count)
     cache = pool.open([], count)
     cache.append(count)
-    return on(range(count)), [Span(cache, 0, count, 0)], pool
+    return [Span(cache, 0, count, 0)], pool
 
 
 def eagle_logits(

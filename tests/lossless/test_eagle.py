@@ -17,6 +17,7 @@ from lab_heads import (
     assert_same_drafts,
     drafted,
     eagle1_head,
+    eagle3_head,
     expected_draft,
     head,
     head_proposer,
@@ -27,6 +28,7 @@ from lab_heads import (
 from torch import Tensor
 
 from paceline.engine.engine import Engine
+from paceline.heads.block import TorchBlock
 from paceline.heads.eagle import Eagle1Head
 from paceline.propose.base import NOTHING
 from paceline.propose.eagle import EagleProposer
@@ -182,9 +184,17 @@ def test_a_head_that_lost_one_row_would_be_noticed(tiny_target: LoadedModel) -> 
     assert nodes_of(draft) != pytest.approx(expected_draft(tiny_target, own, view, budget, CHAIN, first=1), abs=1e-2)
 
 
+def test_a_head_may_score_every_token_in_an_order_of_its_own(tiny_target: LoadedModel) -> None:
+    own = eagle3_head(tiny_target, ids=[2, 0, 1])
+    watched = Watched(head_proposer(tiny_target, own))
+    run(engine(tiny_target, watched, k=3), TEXTS, MIXED)
+    assert_drafts_from_scratch(watched, tiny_target, own, CHAIN)
+
+
 def fitting_head(target: LoadedModel) -> Eagle1Head:
     """Passes the normed embedding of the token on, which is all that this target ever knows."""
     fitting, hidden, norm = eagle1_head(target), CONFIG.hidden_size, target.decoder.final_norm
+    assert isinstance(fitting.block, TorchBlock)
     for layer in fitting.block.layers:
         layer.output = layer.down = lambda x: x.new_zeros(x.shape[0], hidden)
     fitting.fc = lambda x: norm(x[:, :hidden])

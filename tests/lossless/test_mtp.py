@@ -26,6 +26,7 @@ from lab_heads import (
 )
 from torch import Tensor
 
+from paceline.heads.block import TorchBlock
 from paceline.heads.mtp import MtpHead
 from paceline.propose.base import NOTHING
 from paceline.propose.mtp import MtpProposer
@@ -178,6 +179,7 @@ def test_a_draft_is_never_deeper_than_there_are_depths(k: int, wide_target: Load
 def fitting_head(target: LoadedModel, depths: int) -> MtpHead:
     """Each depth passes the normed embedding of its token on, which is all that this target ever knows."""
     fitting, hidden = mtp_head(target, depths), CONFIG.hidden_size
+    assert isinstance(fitting.block, TorchBlock)
     for layer in fitting.block.layers:
         layer.output = layer.down = lambda x: x.new_zeros(x.shape[0], hidden)
     for depth in fitting.depths:

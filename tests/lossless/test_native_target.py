@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 
 import pytest
-from lab import CONFIG, RandomSource, engine, letters, output, run
+from lab import CONFIG, FP32, RandomSource, engine, letters, output, run
 from lab_heads import Watched, assert_drafts_from_scratch, head, head_proposer
 from native_lab import NATIVE, needs_kernels
 
@@ -36,7 +36,11 @@ KINDS = [
     SamplingParams(temperature=1.2, top_k=7, seed=4, verify="coupled", max_tokens=25),
     SamplingParams(frequency_penalty=0.5, max_tokens=33), SamplingParams(max_tokens=3),
 ]  # fmt: skip
-HEADS = ["eagle-1", "eagle-3", "eagle-3 own embedding", "mtp 2"]
+HEADS = {
+    f"{kind}{where}": (kind, backend)
+    for kind in ("eagle-1", "eagle-3", "eagle-3 own embedding", "mtp 1", "mtp 2")
+    for where, backend in (("", NATIVE), (" in PyTorch", FP32))
+}
 SELF = ["early exit", "layer skip"]
 
 
@@ -56,7 +60,8 @@ def alone(layers: int) -> list[list[int]]:
 
 def proposer(kind: str, shape: Shape) -> Proposer:
     if kind in HEADS:
-        return head_proposer(target(40), head(kind, target(40)), shape)
+        name, backend = HEADS[kind]
+        return head_proposer(target(40), head(name, target(40), backend), shape)
     deep = target(40, layers=4)
     if kind == "early exit":
         return EarlyExitProposer(deep.decoder, 2, vocab_size=40, width=40, stop_below=lambda: 0.0, shape=shape)
@@ -72,7 +77,7 @@ def proposer(kind: str, shape: Shape) -> Proposer:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", HEADS + SELF)
+@pytest.mark.parametrize("kind", [*HEADS, *SELF])
 def test_answers_are_those_of_plain_decoding(kind: str, shape: str) -> None:
     """Requests of every kind and length share steps, joining and leaving, their prompts in chunks of eight."""
     layers = 4 if kind in SELF else 2
@@ -84,12 +89,14 @@ def test_answers_are_those_of_plain_decoding(kind: str, shape: str) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_head_reads_the_hidden_states_of_the_layers_it_asked_for(shape: str) -> None:
+@pytest.mark.parametrize("kind", ["eagle-1", "eagle-3", "mtp 1", "eagle-3 in PyTorch"])
+def test_a_head_reads_the_hidden_states_of_the_layers_it_asked_for(kind: str, shape: str) -> None:
     """After every mixture of acceptances its drafts are what one forward over the whole text gives."""
-    small = target(3)
-    watched = Watched(head_proposer(small, head("eagle-3", small), SHAPES[shape]))
+    small, (name, backend) = target(3), HEADS[kind]
+    own = head(name, small, backend)
+    watched = Watched(head_proposer(small, own, SHAPES[shape]))
     texts: list[Sequence[int]] = [[1, 2, 0, 1, 2], [2, 2, 2, 1] * 5, [0, 1], [1, 2, 0] * 3]
     sampled = [SamplingParams(max_tokens=20, temperature=1.0, seed=seed) for seed in range(3)]
     run(engine(small, watched, k=4, chunk=8), texts, [SamplingParams(max_tokens=20), *sampled])
     assert len(watched.drafts) > 20
-    assert_drafts_from_scratch(watched, small, head("eagle-3", small), SHAPES[shape])
+    assert_drafts_from_scratch(watched, small, own, SHAPES[shape])

@@ -52,8 +52,8 @@ def load_golden(name: str) -> tuple[Head, dict[str, Tensor]]:
 # Running
 
 
-Compute = Callable[[Sequence[int], Tensor, list[Span], BlockPool], Tensor]
-"""(indices of the rows that are fed, positions [T], spans, pool) -> hidden states [T, H]."""
+Compute = Callable[[Sequence[int], list[Span], BlockPool], Tensor]
+"""(indices of the rows that are fed, spans, pool) -> hidden states [T, H]."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Sequenced:
     def feed(self, rows: Sequence[int], compute: Compute) -> Tensor:
         """The next rows, which follow one another."""
         span = self.span(len(rows))
-        out = compute(rows, span.positions(), [span], self.pool)
+        out = compute(rows, [span], self.pool)
         self.cache.commit(range(len(rows)), [])
         return out
 

@@ -121,9 +121,11 @@ def prompt(count: int, seed: int = 0) -> list[int]:
     return torch.randint(0, VOCAB, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def dirty_pool(config: ModelConfig, blocks: int = 48, block_size: int = 16) -> BlockPool:
+def dirty_pool(
+    config: ModelConfig, blocks: int = 48, block_size: int = 16, dtype: torch.dtype = torch.float16
+) -> BlockPool:
     """A pool whose unwritten slots hold large numbers: reading one that is not in a row's history shows."""
-    pool = BlockPool(config, blocks, torch.device("cpu"), torch.float16, block_size)
+    pool = BlockPool(config, blocks, torch.device("cpu"), dtype, block_size)
     drawn = torch.Generator().manual_seed(9)
     for store in (*pool.keys, *pool.values):
         store.copy_(30 * torch.randn(store.shape, generator=drawn))

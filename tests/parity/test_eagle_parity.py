@@ -60,8 +60,8 @@ def golden(name: str) -> tuple[Eagle3Head, dict[str, Tensor], Tensor, Tensor]:
 
 
 def rows_of(head: EagleHead, embeds: Tensor, features: Tensor) -> Compute:
-    def compute(rows: Sequence[int], positions: Tensor, spans: list[Span], pool: BlockPool) -> Tensor:
-        return head.forward(embeds[rows], features[rows], positions, spans, pool)
+    def compute(rows: Sequence[int], spans: list[Span], pool: BlockPool) -> Tensor:
+        return head.forward(embeds[rows], features[rows], spans, pool)
 
     return compute
 
@@ -117,7 +117,7 @@ def test_several_sequences_in_one_forward_against_speculators(name: str) -> None
     short.pool, short.cache = long.pool, long.pool.open([], room=1)
     spans = [long.span(ROWS), short.span(4, start=ROWS)]
     rows = [*range(ROWS), *range(4)]
-    hidden = head.forward(embeds[rows], features[rows], torch.tensor(rows), spans, long.pool)
+    hidden = head.forward(embeds[rows], features[rows], spans, long.pool)
     assert_close(hidden, given["hidden.0"][rows])
 
 
@@ -137,7 +137,7 @@ def test_a_draft_tree_gives_each_branch_what_a_chain_gives(name: str) -> None:
     run.cache.append(4)
     span = Span(run.cache, 0, 4, 5, parents=(-1, -1, 0, 1))
     nodes = [0, 2, 1, 3]
-    tree = head.forward(tokens[nodes], state[nodes], span.positions(), [span], run.pool)
+    tree = head.forward(tokens[nodes], state[nodes], [span], run.pool)
     assert_close(tree[[0, 2, 1, 3]], torch.cat(chains))
 
 

@@ -47,8 +47,8 @@ def _attention(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
 
 
 def rows_of(head: MtpHead, depth: int, embeds: Tensor, hidden: Tensor) -> Compute:
-    def compute(rows: Sequence[int], positions: Tensor, spans: list[Span], pool: BlockPool) -> Tensor:
-        return head.forward(depth, embeds[rows], hidden[rows], positions, spans, pool)
+    def compute(rows: Sequence[int], spans: list[Span], pool: BlockPool) -> Tensor:
+        return head.forward(depth, embeds[rows], hidden[rows], spans, pool)
 
     return compute
 
@@ -122,7 +122,7 @@ def test_each_depth_against_the_equations(style: str, tmp_path: Path) -> None:
         ahead = tokens[depth + 1 : depth + 1 + ROWS]
         expected = reference(w, style, depth % DEPTHS, ahead, hidden)
         embeds = head.embed(ahead, w["model.embed_tokens.weight"].__getitem__)
-        ours = head.forward(depth, embeds, hidden, torch.arange(ROWS), [span], run.pool)
+        ours = head.forward(depth, embeds, hidden, [span], run.pool)
         assert_close(ours, expected)
         assert_close(head.logits(ours, output), expected @ w["lm_head.weight"].T)
         hidden = ours

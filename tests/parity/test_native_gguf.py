@@ -97,7 +97,7 @@ def test_what_the_kernels_do_not_read_becomes_8_bits(encode: Encode, tmp_path: P
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], tuple[LoadedModel, Tensor]]:
     """Loads a quantised file, with a cache of converted weights that is empty at first: the model and its logits."""
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(load, "_load_tokenizer", lambda checkpoint: None)
+    monkeypatch.setattr(load, "load_tokenizer", lambda checkpoint: None)
     monkeypatch.setattr(device, "has_kernels", lambda: True)
     path = write(tmp_path / "tiny.gguf", tiny_model(MODELS["qwen3"]), with_type("Q4_1"))
 

@@ -133,7 +133,7 @@ def same(a: Tensor | Packed, b: Tensor | Packed) -> bool:
 def loads(monkeypatch: pytest.MonkeyPatch) -> Loads:
     recorded = Loads()
     monkeypatch.setattr(load, "assemble", recorded)
-    monkeypatch.setattr(load, "_load_tokenizer", lambda checkpoint: None)
+    monkeypatch.setattr(load, "load_tokenizer", lambda checkpoint: None)
     return recorded
 
 

@@ -29,7 +29,7 @@ def builtin_prompts() -> list[BenchPrompt]:
 
 
 def load_prompts(path: Path) -> list[BenchPrompt]:
-    """Read JSON lines: `id`, `kind` and `messages`, or `id`, `category` and `turns` (the first turn is asked).
+    """Read JSON lines: `id`, `kind` and `messages`, or `id`, `category` and `prompt` or `turns` (the first is asked).
 
     Raises PacelineError with file and line for a line that is neither, and for a file without prompts.
     """
@@ -96,10 +96,10 @@ def _object(line: str) -> dict[str, Any]:
 def _prompt(row: dict[str, Any]) -> BenchPrompt:
     if "messages" in row:
         return BenchPrompt(_text(row, "id"), _text(row, "kind"), _messages(row["messages"]))
-    if "turns" in row:
-        content = _first_turn(row["turns"])
+    if "turns" in row or "prompt" in row:
+        content = _first_turn(row["turns"]) if "turns" in row else _text(row, "prompt")
         return BenchPrompt(_text(row, "id"), _text(row, "category"), [{"role": "user", "content": content}])
-    raise ValueError("needs `messages` and `kind`, or `turns` and `category`")
+    raise ValueError("needs `messages` and `kind`, or `category` and `turns` or `prompt`")
 
 
 def _text(row: dict[str, Any], key: str) -> str:

@@ -31,7 +31,7 @@ def agreement(head: Head, target: LoadedModel) -> float:
     """
     tokens = torch.tensor(target.tokenizer.encode(TEXT), device=target.decoder.device)
     count, decoder = len(tokens), target.decoder
-    pool = BlockPool(target.config, -(-count // 16), decoder.device, decoder.dtype)
+    pool = BlockPool(target.config, -(-count // 16), decoder.device, target.backend.cache_dtype)
     cache = pool.open((), count)
     cache.append(count)
     positions = torch.arange(count, device=decoder.device)
@@ -47,15 +47,15 @@ def _guesses(head: Head, target: LoadedModel, tokens: Tensor, taps: list[Tensor]
     decoder, count = target.decoder, len(tokens) - 1
     if isinstance(head, MedusaHead):
         return _target_ids(head, head.logits(taps[0], 1, decoder.head)[:, 0])
-    pool = BlockPool(head.config, -(-count // 16), decoder.device, head.dtype)
+    pool = BlockPool(head.config, -(-count // 16), decoder.device, head.cache_dtype)
     cache = pool.open((), count)
     cache.append(count)
-    spans, positions = [Span(cache, 0, count, 0)], torch.arange(count, device=decoder.device)
+    spans = [Span(cache, 0, count, 0)]
     embeds = head.embed(tokens[1:], decoder.embed)
     if isinstance(head, MtpHead):
-        return head.logits(head.forward(0, embeds, taps[0], positions, spans, pool), decoder.head).argmax(dim=1)
+        return head.logits(head.forward(0, embeds, taps[0], spans, pool), decoder.head).argmax(dim=1)
     assert isinstance(head, EagleHead)
-    return _target_ids(head, head.logits(head.forward(embeds, head.fuse(taps), positions, spans, pool), decoder.head))
+    return _target_ids(head, head.logits(head.forward(embeds, head.fuse(taps), spans, pool), decoder.head))
 
 
 def _target_ids(head: EagleHead | MedusaHead, logits: Tensor) -> Tensor:

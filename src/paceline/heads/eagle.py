@@ -44,6 +44,10 @@ class EagleHead(ABC):
     def dtype(self) -> torch.dtype:
         return self.block.dtype
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return self.block.cache_dtype
+
     def embed(self, tokens: Tensor, target_embed: Rows) -> Tensor:
         """Token ids [T] -> [T, H], from the head's own embedding or else by `Decoder.embed`, which does not scale."""
         rows = target_embed(tokens) if self.embedding is None else F.embedding(tokens, self.embedding)
@@ -54,9 +58,7 @@ class EagleHead(ABC):
         """The target's hidden states, one [T, H_target] for each of `self.taps` -> features [T, H]."""
 
     @abstractmethod
-    def forward(
-        self, embeds: Tensor, features: Tensor, positions: Tensor, spans: Sequence[Span], pool: BlockPool
-    ) -> Tensor:
+    def forward(self, embeds: Tensor, features: Tensor, spans: Sequence[Span], pool: BlockPool) -> Tensor:
         """Rows of token embeddings [T, H] and features [T, H] -> features of the next rows [T, H].
 
         Writes keys and values into the spans' slots, as `Decoder.forward` does; trees are spans with parents.
@@ -92,11 +94,9 @@ class Eagle1Head(EagleHead):
         (feature,) = taps
         return feature.to(self.dtype)
 
-    def forward(
-        self, embeds: Tensor, features: Tensor, positions: Tensor, spans: Sequence[Span], pool: BlockPool
-    ) -> Tensor:
+    def forward(self, embeds: Tensor, features: Tensor, spans: Sequence[Span], pool: BlockPool) -> Tensor:
         hidden = self.fc(torch.cat((self.embed_norm(embeds), features), dim=1))
-        return self.block.run(hidden, positions, spans, pool)
+        return self.block.run(hidden, spans, pool)
 
     def logits(self, features: Tensor, target_output: Linear | None = None) -> Tensor:
         return self._score(self.output_norm(features), target_output)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool
-from paceline.heads.block import Rows, as_norm
+from paceline.heads.block import Rows
 from paceline.heads.eagle import EagleHead
 from paceline.model.attention import Span
 from paceline.model.linear import Linear
-from paceline.model.sublayers import Layer
 
 
 @dataclass(kw_only=True)
@@ -39,27 +37,9 @@ class Eagle3Head(EagleHead):
             parts = [norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)]
         return self.fc(self.before_fc(torch.cat(parts, dim=1)))
 
-    def forward(
-        self, embeds: Tensor, features: Tensor, positions: Tensor, spans: Sequence[Span], pool: BlockPool
-    ) -> Tensor:
-        stream = torch.cat((embeds, self.residual_norm(features)), dim=1)
-        hidden = self.block.run(stream, positions, spans, pool)[:, embeds.shape[1] :]
+    def forward(self, embeds: Tensor, features: Tensor, spans: Sequence[Span], pool: BlockPool) -> Tensor:
+        hidden = self.block.run(self.residual_norm(features), spans, pool, beside=embeds)
         return self.output_norm(hidden) if self.feeds_normed else hidden
 
     def logits(self, features: Tensor, target_output: Linear | None = None) -> Tensor:
         return self._score(features if self.feeds_normed else self.output_norm(features), target_output)
-
-
-def widen(layer: Layer, attention_norm: Rows, hidden: int) -> Layer:
-    """The layer over a stream [T, 2H] whose first half is the token's embedding and stays as it is.
-
-    Attention and MLP then add to the second half alone, so that the decoder's own layer serves unchanged.
-    """
-    mlp_norm, output, down = layer.mlp_norm, layer.output, layer.down
-    return replace(
-        layer,
-        attention_norm=as_norm(attention_norm),
-        output=lambda x: F.pad(output(x), (hidden, 0)),
-        mlp_norm=as_norm(lambda stream: mlp_norm(stream[:, hidden:])),
-        down=lambda x: F.pad(down(x), (hidden, 0)),
-    )

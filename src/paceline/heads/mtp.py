@@ -48,13 +48,15 @@ class MtpHead:
     def dtype(self) -> torch.dtype:
         return self.block.dtype
 
+    @property
+    def cache_dtype(self) -> torch.dtype:
+        return self.block.cache_dtype
+
     def embed(self, tokens: Tensor, target_embed: Rows) -> Tensor:
         """Token ids [T] -> [T, H]; the embedding is the target's, by `Decoder.embed`."""
         return target_embed(tokens).to(self.dtype)
 
-    def forward(
-        self, depth: int, embeds: Tensor, hidden: Tensor, positions: Tensor, spans: Sequence[Span], pool: BlockPool
-    ) -> Tensor:
+    def forward(self, depth: int, embeds: Tensor, hidden: Tensor, spans: Sequence[Span], pool: BlockPool) -> Tensor:
         """Embeddings of x_{t + depth + 1} [T, H] and hidden states h^depth_t [T, H] -> h^{depth + 1}_t [T, H].
 
         depth counts from 0; past the last trained one they are gone through again. Writes keys and values into layer
@@ -64,7 +66,7 @@ class MtpHead:
         part = self.depths[index]
         halves = [part.embed_norm(embeds), part.hidden_norm(hidden.to(self.dtype))]
         joined = torch.cat(halves[::-1] if self.hidden_first else halves, dim=1)
-        return part.final_norm(self.block.run(part.project(joined), positions, spans, pool, layers=[index]))
+        return part.final_norm(self.block.run(part.project(joined), spans, pool, layers=[index]))
 
     def logits(self, hidden: Tensor, target_output: Linear) -> Tensor:
         """What `forward` returned [R, H] -> fp32 logits [R, V]; `target_output` is `Decoder.head`, without its norm."""

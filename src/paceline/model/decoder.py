@@ -14,7 +14,7 @@ from paceline.cache.pool import BlockPool
 from paceline.model.attention import Span, plan_attention
 from paceline.model.config import ModelConfig
 from paceline.model.linear import Linear
-from paceline.model.rope import Rope
+from paceline.model.rope import Rope, ropes
 from paceline.model.sublayers import Layer, Norm, Sublayers, TorchSublayers, write_slots
 
 NORMED = -1  # the tap of the last layer's output after the final norm
@@ -55,11 +55,7 @@ class Decoder:
     def __post_init__(self) -> None:
         # Gemma rounds the factor to the model's dtype; follow it.
         self.embedding_scale = torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
-        self.ropes = {}
-        rope, local = self.config.rope, self.config.local_rope
-        if rope is not None:
-            self.ropes[False] = Rope(rope, self.config.head_dim, self.device)
-            self.ropes[True] = Rope(local, self.config.head_dim, self.device) if local else self.ropes[False]
+        self.ropes = ropes(self.config, self.device)
 
     def forward(self, batch: Batch) -> tuple[Tensor, dict[int, Tensor]]:
         """Final hidden states [T, H] (before the last norm) and the taps asked for, each [T, H].

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from paceline.model.config import RopeConfig
+from paceline.model.config import ModelConfig, RopeConfig
 
 
 class Rope:
@@ -42,6 +42,15 @@ class Rope:
         self.cos = torch.cat((cos, cos), dim=-1).float()
         self.sin = torch.cat((-sin, sin), dim=-1).float()
         self.half_cos, self.half_sin = cos.float(), sin.float()
+
+
+def ropes(config: ModelConfig, device: torch.device) -> dict[bool, Rope]:
+    """The layers' rotations, keyed by "is a sliding layer"; empty for a model without rotary positions."""
+    if config.rope is None:
+        return {}
+    everywhere = Rope(config.rope, config.head_dim, device)
+    local = config.local_rope
+    return {False: everywhere, True: Rope(local, config.head_dim, device) if local else everywhere}
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

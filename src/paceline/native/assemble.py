@@ -8,7 +8,8 @@ from torch import Tensor
 
 from paceline.device import Backend
 from paceline.model.config import ModelConfig
-from paceline.native.decoder import NativeDecoder, NativeLayer
+from paceline.native.decoder import NativeDecoder
+from paceline.native.layers import NativeLayer
 from paceline.native.linear import NativeLinear
 from paceline.native.norm import NativeNorm
 from paceline.native.packed import Packed

@@ -27,7 +27,8 @@ class Linear(ctypes.Structure):
 class Layer(ctypes.Structure):
     _fields_ = (
         ("qkv", Linear), ("output", Linear), ("gate_up", Linear), ("down", Linear),
-        ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("query_norm", c_void_p), ("key_norm", c_void_p),
+        ("attention_norm", c_void_p), ("mlp_norm", c_void_p), ("embed_norm", c_void_p),
+        ("query_norm", c_void_p), ("key_norm", c_void_p),
         ("post_attention_norm", c_void_p), ("post_mlp_norm", c_void_p),
         ("hidden", c_int32), ("heads", c_int32), ("kv_heads", c_int32), ("head_dim", c_int32),
         ("intermediate", c_int32), ("activation", c_int32), ("window", c_int32), ("eps", c_float), ("scale", c_float),
@@ -37,7 +38,7 @@ class Layer(ctypes.Structure):
 class Batch(ctypes.Structure):
     _fields_ = (
         ("rows", c_int32), ("unused", c_int32), ("slot", c_void_p), ("position", c_void_p), ("table", c_void_p),
-        ("prefix", c_void_p), ("tail", c_void_p), ("tail_length", c_void_p), ("work", c_void_p),
+        ("prefix", c_void_p), ("tail", c_void_p), ("tail_length", c_void_p), ("beside", c_void_p), ("work", c_void_p),
     )  # fmt: skip
 
 

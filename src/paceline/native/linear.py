@@ -28,7 +28,8 @@ class NativeLinear:
             self.struct.part[index] = interface.Matrix(part.format, part.rows, part.columns, 0, part.data.data_ptr())
         if self.bias is not None:
             self.struct.bias = self.bias.data_ptr()
-        self._library, self._pointer, self._work = kernels(), byref(self.struct), aligned(0)
+        self._library, self._pointer = kernels(), byref(self.struct)
+        self._work, self._rows = aligned(0), 0  # memory for so many rows, kept for the next call
 
     def __call__(self, x: Tensor) -> Tensor:
         x = x.float().contiguous()
@@ -36,9 +37,8 @@ class NativeLinear:
         if width != self.in_features:
             raise ValueError(f"rows of {width} features given to a linear of {self.in_features}")
         out = torch.empty(count, self.out_features)
-        size = self._library.pl_linear_work(count, self.in_features)
-        if size > self._work.shape[0]:
-            self._work = aligned(size)
+        if count > self._rows:
+            self._work, self._rows = aligned(self._library.pl_linear_work(count, self.in_features)), count
         self._library.pl_linear_forward(self._pointer, x.data_ptr(), count, self._work.data_ptr(), out.data_ptr())
         return out
 

@@ -19,5 +19,5 @@ class NativeNorm(RMSNorm):
     def __call__(self, x: Tensor) -> Tensor:
         x = x.float().contiguous()
         out = torch.empty_like(x)
-        kernels().pl_rms_norm(x.data_ptr(), x.shape[0], x.shape[1], self.plain.data_ptr(), self.eps, out.data_ptr())
+        kernels().pl_rms_norm(x.data_ptr(), *x.shape, self.plain.data_ptr(), self.eps, out.data_ptr())
         return out

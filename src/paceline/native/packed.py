@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.errors import PacelineError
 from paceline.native.interface import kernels
-from paceline.native.memory import aligned
+from paceline.native.memory import Arena, aligned
 
 
 class Format(IntEnum):
@@ -84,10 +84,11 @@ class Packed:
         return out
 
     def _checked(self, ids: Tensor) -> Tensor:
-        if ids.numel():
-            least, most = ids.aminmax()
+        listed = ids.flatten().tolist()  # for a few ids quicker than any reduction
+        if listed:
+            least, most = min(listed), max(listed)
             if least < 0 or most >= self.rows:
-                raise IndexError(f"row ids from {int(least)} to {int(most)} of a matrix of {self.rows} rows")
+                raise IndexError(f"row ids from {least} to {most} of a matrix of {self.rows} rows")
         return ids.to("cpu", torch.int64).contiguous()
 
 
@@ -108,13 +109,13 @@ def pack(stored: np.ndarray[Any, Any] | Tensor, format: Format, rows: int, colum
     return packed
 
 
-def quantize(weight: Tensor, format: Format) -> Packed:
-    """fp32 (or narrower) `weight` [rows, columns] rounded to Q8_0 or Q4_1, a group of 32 at a time.
+def quantize(weight: Tensor, format: Format, arena: Arena | None = None) -> Packed:
+    """fp32 (or narrower) `weight` [rows, columns] rounded to Q8_0 or Q4_1, a group of 32 at a time; kept in `arena`.
 
     PacelineError for other formats and for weights that are not finite.
     """
     rows, columns = weight.shape
-    packed = _empty(format, rows, columns)
+    packed = _empty(format, rows, columns, arena)
     weight = weight.detach().to("cpu", torch.float32).contiguous()
     if not weight.isfinite().all():
         raise PacelineError("the weights hold NaN or infinity and cannot be quantised; fetch or convert them again")
@@ -129,8 +130,8 @@ def packed_bytes(format: Format, rows: int, columns: int) -> int:
     return size
 
 
-def _empty(format: Format, rows: int, columns: int) -> Packed:
+def _empty(format: Format, rows: int, columns: int, arena: Arena | None = None) -> Packed:
     size = packed_bytes(format, rows, columns)
     if size < 0:
         raise PacelineError(f"{columns} columns cannot be {format.name}; need a multiple of {format.block_columns}")
-    return Packed(format, rows, columns, aligned(size))
+    return Packed(format, rows, columns, aligned(size) if arena is None else arena.take(size))

@@ -37,9 +37,7 @@ class FeatureHead(Protocol):
     def target_ids(self) -> Tensor | None: ...
     def embed(self, tokens: Tensor, target_embed: Rows) -> Tensor: ...
     def fuse(self, taps: Sequence[Tensor]) -> Tensor: ...
-    def forward(
-        self, embeds: Tensor, features: Tensor, positions: Tensor, spans: Sequence[Span], pool: BlockPool
-    ) -> Tensor: ...
+    def forward(self, embeds: Tensor, features: Tensor, spans: Sequence[Span], pool: BlockPool) -> Tensor: ...
     def logits(self, features: Tensor, target_output: Linear) -> Tensor: ...
 
 
@@ -178,14 +176,13 @@ class EagleProposer(Proposer):
             tokens += [growth.tokens[node] for node in nodes]
             features += [state.outputs[growth.parents[node]] for node in nodes]
         out = self._forward(spans, torch.stack(tokens), torch.stack(features))
+        rows = out.unbind()
         for (growth, nodes), span in zip(level, spans, strict=True):
-            rows = out[span.start : span.start + span.count]
-            self._states[growth.view.id].outputs.update(zip(nodes, rows, strict=True))
+            own = rows[span.start : span.start + span.count]
+            self._states[growth.view.id].outputs.update(zip(nodes, own, strict=True))
         return self.head.logits(out, self.target.head)
 
     def _forward(self, spans: Sequence[Span], tokens: Tensor, features: Tensor) -> Tensor:
         device = self.target.device
-        # Rotary positions matter only by their differences, so a head that starts cold counts from its own first row.
-        positions = send(torch.cat([span.positions() for span in spans]), device)
         embeds = self.head.embed(send(tokens, device), self.target.embed)
-        return self.head.forward(embeds, features, positions, spans, self.pool)
+        return self.head.forward(embeds, features, spans, self.pool)

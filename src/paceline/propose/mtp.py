@@ -48,10 +48,8 @@ class RepeatedDepth:
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
         return taps[0].to(self.head.dtype)
 
-    def forward(
-        self, embeds: Tensor, features: Tensor, positions: Tensor, spans: Sequence[Span], pool: BlockPool
-    ) -> Tensor:
-        return self.head.forward(0, embeds, features, positions, spans, pool)
+    def forward(self, embeds: Tensor, features: Tensor, spans: Sequence[Span], pool: BlockPool) -> Tensor:
+        return self.head.forward(0, embeds, features, spans, pool)
 
     def logits(self, features: Tensor, target_output: Linear) -> Tensor:
         return self.head.logits(features, target_output)
@@ -194,7 +192,5 @@ class MtpProposer(Proposer):
 
     def _forward(self, depth: int, spans: Sequence[Span], tokens: Tensor, hidden: Tensor) -> Tensor:
         device = self.target.device
-        # Rotary positions matter only by their differences, so each depth counts from its own first row.
-        positions = send(torch.cat([span.positions() for span in spans]), device)
         embeds = self.head.embed(send(tokens, device), self.target.embed)
-        return self.head.forward(depth, embeds, hidden, positions, spans, self.pool)
+        return self.head.forward(depth, embeds, hidden, spans, self.pool)

@@ -59,7 +59,10 @@ class OtherVocabularyProposer(DraftModelProposer):
                 f"{model.name} and the target have no token in common, so it cannot draft; take another draft model"
             )
         self.columns = columns.to(self.decoder.device)  # of the draft's logits
-        self.rollout.ids = ids.to(self.decoder.device)
+        self.rollout = Rollout(
+            vocab_size=vocab_size, width=width, stop_below=stop_below, looks=self.rollout.looks,
+            ids=ids.to(self.decoder.device),
+        )  # fmt: skip
         self.to_draft = self.translation.to_draft.to(self.decoder.device)
         self.own_rollout = Rollout(
             vocab_size=model.vocab_size, width=model.config.vocab_size, stop_below=stop_below,

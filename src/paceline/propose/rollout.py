@@ -17,7 +17,7 @@ from paceline.cache.tree import Parents, is_chain
 from paceline.device import send
 from paceline.model.attention import Span
 from paceline.propose.base import Budget
-from paceline.sampling.best import likeliest, likeliest_with_total
+from paceline.sampling.best import likeliest, likeliest_with_chance
 from paceline.sampling.noise import Purpose, gumbel, key, sample
 from paceline.sampling.transform import NEVER, NO_TOKENS, RowSpan, transform
 from paceline.types import NO_DRAFT, Draft, View
@@ -53,6 +53,7 @@ class Growth:
     lead: int = 0  # scratch rows before the nodes' own: the last token's, where it is not committed
     tokens: list[Tensor] = field(default_factory=list)  # each a scalar on the device
     parents: list[int] = field(default_factory=list)
+    depths: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)  # product of confidences down to each node
     q: dict[int, Tensor] = field(default_factory=dict)  # by parent
@@ -77,7 +78,7 @@ class Growth:
         return found[::-1]
 
     def depth(self, node: int) -> int:
-        return len(self.path(node))
+        return 0 if node == ROOT else self.depths[node]
 
     def chance(self, node: int) -> float:
         return 1.0 if node == ROOT or not self.survival else self.survival[node]
@@ -98,6 +99,7 @@ class Growth:
 
     def add(self, parent: int, token: Tensor, confidence: float | None) -> None:
         self.tokens.append(token)
+        self.depths.append(self.depth(parent) + 1)
         self.parents.append(parent)
         if confidence is not None:
             confidence = 0.0 if confidence != confidence else confidence  # NaN: no token was allowed
@@ -107,12 +109,15 @@ class Growth:
 
     def span(self, cache: SequenceCache, start: int, nodes: Sequence[int]) -> Span:
         """The batch rows of `nodes`, in the scratch slots behind those of the nodes that were fed before."""
-        first = len(self.fed)
+        position = cache.length + self.lead + len(self.fed)
         self.fed += nodes
+        return Span(cache, start, len(nodes), position, None if self.shape.width == 1 else self._fed_parents())
+
+    def _fed_parents(self) -> Parents | None:
+        """By scratch slot, None for a chain."""
         slot = {node: i for i, node in enumerate(self.fed)}
-        parents: Parents = tuple(slot.get(self.parents[node], ROOT) for node in self.fed)
-        position = cache.length + self.lead + first
-        return Span(cache, start, len(nodes), position, None if is_chain(parents) else parents)
+        parents = tuple(slot.get(self.parents[node], ROOT) for node in self.fed)
+        return None if is_chain(parents) else parents
 
     def accepted_slots(self, path: Sequence[int]) -> list[int]:
         """Scratch slots of the accepted nodes as far down as they were fed."""
@@ -186,11 +191,12 @@ class Rollout:
     def _scores(self, level: Level, logits: Tensor) -> Tensor:
         """Scores [R, V] after each request's own chain; [R, D] where a reduced vocabulary can stay so."""
         params = [growth.view.params for growth, _ in level]
-        plain = all(p.plain_argmax for p in params)
-        if self.ids is not None and plain:
-            return logits if self.padding is None else logits.masked_fill(self.padding, NEVER)
-        logits = over_target(logits, self.ids, self.width, self.vocab_size)
-        if plain:
+        reduced = self.ids is not None and len(self.ids) < self.width
+        if not reduced or any(p.adjusts_logits for p in params):
+            logits = over_target(logits, self.ids, self.width, self.vocab_size)
+        elif self.padding is not None:
+            logits = logits.masked_fill(self.padding, NEVER)
+        if all(p.plain_argmax for p in params):
             return logits
         rows = [(growth, node) for growth, nodes in level for node in nodes]
         return transform(logits, [growth.history(row, node) for row, (growth, node) in enumerate(rows)])
@@ -206,26 +212,35 @@ class Rollout:
             self._grow_trees([rows[row] for row in trees], scores if not chains else scores[trees])
 
     def _grow_chains(self, rows: Sequence[tuple[Growth, int]], scores: Tensor) -> None:
-        picked, total = likeliest_with_total(scores) if self.looks else (likeliest(scores), None)
+        picked, confidence = self._likeliest(scores)
         noisy = [row for row, (growth, _) in enumerate(rows) if not growth.view.params.greedy]
         if noisy:
             index = send(torch.tensor(noisy), scores.device)
             words = send(torch.tensor([rows[row][0].noise_key(rows[row][1]) for row in noisy]), scores.device)
-            picked[index] = sample(scores[index], words)
-        tokens = self._target_ids(picked, scores)
-        confidence: list[float] | list[None] = [None] * len(rows)
-        if total is not None:
-            own = scores.gather(1, picked[:, None]).squeeze(1) - total
-            confidence = own.exp().tolist()
-        q = scores.softmax(dim=1) if any(growth.draws for growth, _ in rows) else None
+            picked[index] = sample(scores[index], words, self._columns(scores))
+            confidence = self._chances(picked, scores)
+        tokens = self._target_ids(picked, scores).unbind()
+        q = self._law(scores) if any(growth.draws for growth, _ in rows) else None
         for row, (growth, node) in enumerate(rows):
             growth.add(node, tokens[row], confidence[row])
             if q is not None and growth.draws:
                 growth.q[node] = q[row]
 
+    def _likeliest(self, scores: Tensor) -> tuple[Tensor, Sequence[float | None]]:
+        """The likeliest token of each row, and its probability where that may be read."""
+        return likeliest_with_chance(scores) if self.looks else (likeliest(scores), [None] * scores.shape[0])
+
+    def _chances(self, picked: Tensor, scores: Tensor) -> Sequence[float | None]:
+        if not self.looks:
+            return [None] * scores.shape[0]
+        own = scores.gather(1, picked[:, None]).squeeze(1) - scores.logsumexp(dim=1)
+        chances: list[float] = own.exp().tolist()
+        return chances
+
     def _grow_trees(self, rows: Sequence[tuple[Growth, int]], scores: Tensor) -> None:
         """`width` children a node: the likeliest, or those that the noise favours (Gumbel top-k)."""
-        listed, ids = scores.topk(min(SHORTLIST, scores.shape[1]), dim=1)
+        listed, columns = scores.topk(min(SHORTLIST, scores.shape[1]), dim=1)
+        ids = self._target_ids(columns, scores)
         law = listed.log_softmax(dim=1)
         favour = law.double()
         for row, (growth, node) in enumerate(rows):
@@ -234,7 +249,7 @@ class Rollout:
                 favour[row] += gumbel(words, ids[row])
         widest = min(max(growth.shape.width for growth, _ in rows), ids.shape[1])
         order = favour.topk(widest, dim=1)
-        tokens = self._target_ids(ids.gather(1, order.indices), scores)
+        tokens = ids.gather(1, order.indices)
         confidence = law.gather(1, order.indices).exp().tolist()
         possible = (order.values > NEVER).tolist()
         for row, (growth, node) in enumerate(rows):
@@ -245,9 +260,18 @@ class Rollout:
                 # Exactly what the children were drawn from: the shortlist, renormalised.
                 growth.q[node] = law.new_zeros(self.width).scatter(0, ids[row], law[row].exp())
 
+    def _columns(self, scores: Tensor) -> Tensor | None:
+        """The target's ids that the columns of `scores` stand for; None where they are its own rows."""
+        return self.ids if scores.shape[1] < self.width else None
+
     def _target_ids(self, picked: Tensor, scores: Tensor) -> Tensor:
-        reduced = self.ids is not None and scores.shape[1] < self.width
-        return self.ids[picked] if reduced and self.ids is not None else picked
+        columns = self._columns(scores)
+        return picked if columns is None else columns[picked]
+
+    def _law(self, scores: Tensor) -> Tensor:
+        """softmax(scores) over the target's ids, [R, V]."""
+        law, columns = scores.softmax(dim=1), self._columns(scores)
+        return law if columns is None else law.new_zeros(len(law), self.width).index_copy_(1, columns, law)
 
 
 def over_target(logits: Tensor, ids: Tensor | None, width: int, vocab_size: int) -> Tensor:

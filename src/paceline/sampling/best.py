@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -18,14 +21,19 @@ def likeliest(scores: Tensor) -> Tensor:
     return best
 
 
-def likeliest_with_total(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """argmax and log(sum(exp)) of each row [R, V], both [R], in one pass."""
+def likeliest_with_chance(scores: Tensor) -> tuple[Tensor, list[float]]:
+    """argmax of each row [R, V] and its probability, both [R], in one pass; NaN for a row without a possible token."""
     if not _natively(scores):
-        return scores.argmax(dim=1), scores.logsumexp(dim=1)
-    best, total = torch.empty(scores.shape[0], dtype=torch.int64), torch.empty(scores.shape[0])
-    kernels().pl_row_best(scores.data_ptr(), *scores.shape, best.data_ptr(), total.data_ptr())
-    return best, total
+        largest, best = scores.max(dim=1)
+        return best, (largest - scores.logsumexp(dim=1)).exp().tolist()
+    best, chance = torch.empty(scores.shape[0], dtype=torch.int64), array("f", bytes(4 * scores.shape[0]))
+    kernels().pl_row_best(scores.data_ptr(), *scores.shape, best.data_ptr(), chance.buffer_info()[0])
+    return best, chance.tolist()
 
 
 def _natively(scores: Tensor) -> bool:
-    return scores.device.type == "cpu" and scores.dtype is torch.float32 and scores.is_contiguous() and has_kernels()
+    plain = scores.device.type == "cpu" and scores.dtype is torch.float32 and scores.is_contiguous()
+    return plain and _has_kernels()
+
+
+_has_kernels = cache(has_kernels)  # asked anew for every drafted token

@@ -43,22 +43,25 @@ def gumbel(keys: Tensor, index: Tensor) -> Tensor:
     return uniform(keys, index).log_().neg_().log_().neg_()
 
 
-def sample(scores: Tensor, keys: Tensor) -> Tensor:
+def sample(scores: Tensor, keys: Tensor, ids: Tensor | None = None) -> Tensor:
     """argmax over v of scores[r, v] + Gumbel(keys[r], v): a draw from softmax(scores) for each row [R, V].
+
+    ids [V]: the tokens that the columns stand for, whose noise it is; by default their own numbers.
 
     Exact up to the 32 bits of u: a token less likely than the best by more than e^26 never comes.
 
     A large vocabulary on the CPU: only the tokens that can still win get noise. Same result.
     """
     if scores.device.type != "cpu" or scores.shape[1] < SMALL:
-        index = torch.arange(scores.shape[1], device=scores.device)
+        index = torch.arange(scores.shape[1], device=scores.device) if ids is None else ids
         return (scores.double() + gumbel(keys[:, None, :], index)).argmax(dim=1)
-    return torch.stack([_sample_row(row, key) for row, key in zip(scores, keys, strict=True)])
+    return torch.stack([_sample_row(row, key, ids) for row, key in zip(scores, keys, strict=True)])
 
 
-def _sample_row(scores: Tensor, words: Tensor) -> Tensor:
+def _sample_row(scores: Tensor, words: Tensor, ids: Tensor | None) -> Tensor:
     candidates = (scores >= scores.max() - REACH).nonzero().squeeze(1)
-    return candidates[(scores[candidates].double() + gumbel(words, candidates)).argmax()]
+    noise = gumbel(words, candidates if ids is None else ids[candidates])
+    return candidates[(scores[candidates].double() + noise).argmax()]
 
 
 def _splitmix(state: int) -> int:

@@ -69,7 +69,7 @@ def load_model(
     key = fingerprint(checkpoint)
     choose = partial(choose_backend, device, precision, may_round=may_round)
     backend, converted = _load_weights(checkpoint, key, choose, progress)
-    tokenizer = _load_tokenizer(checkpoint)
+    tokenizer = load_tokenizer(checkpoint)
     head_ids = None if head_vocab is None else _head_ids(head_vocab, tokenizer, converted.config.vocab_size)
     decoder = assemble(converted.config, converted.tensors, backend, head_ids)
     return LoadedModel(name, decoder, tokenizer, backend, f"{key}-{backend.key}")
@@ -140,7 +140,7 @@ def _convert(source: TensorSource, backend: Backend, label: str, progress: bool)
     return tensors
 
 
-def _load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
     if checkpoint.kind == "gguf":
         return Tokenizer.from_gguf(checkpoint.path, cache_dir=converted_dir())
     return Tokenizer.from_directory(checkpoint.path)

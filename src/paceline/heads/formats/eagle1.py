@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from paceline.device import Backend
-from paceline.heads.block import Block, Rows, as_norm, same
-from paceline.heads.build import Builder
+from paceline.heads.block import Rows, same
+from paceline.heads.build import Builder, Place
 from paceline.heads.config import HeadFolder, check_target, layer_config
 from paceline.heads.eagle import Eagle1Head
 from paceline.heads.expected import check_tensors, layer_shapes
@@ -45,9 +45,7 @@ def load(folder: HeadFolder, target: ModelConfig, backend: Backend) -> Eagle1Hea
     return Eagle1Head(
         config=config,
         taps=(NORMED,),
-        block=Block.of(
-            config, [build.layer(at, as_norm(_norm(build, at + "input_layernorm"))) for at in places], backend
-        ),
+        block=build.block([Place(at, _if_there(build, at + "input_layernorm")) for at in places]),
         fc=build.linear("fc"),
         embedding=build.optional("embed_tokens.weight"),
         embed_norm=_norm(build, "embed_norm"),
@@ -82,5 +80,9 @@ def _norms(hidden: int) -> dict[str, Shape]:
     return {f"{name}.weight": (hidden,) for name in ("embed_norm", "output_norm", "layers.0.input_layernorm")}
 
 
+def _if_there(build: Builder, module: str) -> str | None:
+    return module if f"{module}.weight" in build.tensors else None
+
+
 def _norm(build: Builder, module: str) -> Rows:
-    return build.norm(module) if f"{module}.weight" in build.tensors else same
+    return same if _if_there(build, module) is None else build.norm(module)

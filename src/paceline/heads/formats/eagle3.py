@@ -7,14 +7,13 @@ from torch import Tensor
 
 from paceline.device import Backend
 from paceline.errors import PacelineError
-from paceline.heads.block import Block, as_norm, same
-from paceline.heads.build import Builder
+from paceline.heads.block import same
+from paceline.heads.build import Builder, Place
 from paceline.heads.config import HeadFolder, check_target, eagle3_taps, layer_config
-from paceline.heads.eagle3 import Eagle3Head, widen
+from paceline.heads.eagle3 import Eagle3Head
 from paceline.heads.expected import check_tensors, layer_shapes
 from paceline.heads.tensors import HeadTensors, Shape
 from paceline.model.config import ModelConfig
-from paceline.model.sublayers import Layer
 
 # Parts of the target that training frameworks leave behind, and what follows from `d2t`.
 _DROPPED = ("verifier_", "rotary_emb.", "t2d")
@@ -45,7 +44,7 @@ def load(folder: HeadFolder, target: ModelConfig, backend: Backend) -> Eagle3Hea
     return Eagle3Head(
         config=config,
         taps=taps,
-        block=Block.of(config, _layers(build, normed_residual), backend),
+        block=build.block(_places(config.num_layers, normed_residual)),
         fc=build.linear("fc"),
         embedding=build.optional("embed_tokens.weight"),
         output=build.linear("lm_head"),
@@ -90,24 +89,11 @@ def _required(folder: HeadFolder, config: ModelConfig, tensors: HeadTensors, tap
     return shapes | {"norm.weight": (hidden,), "lm_head.weight": (draft_vocab, hidden)}
 
 
-def _layers(build: Builder, normed_residual: bool) -> list[Layer]:
-    """The first layer attends to [norm(e); norm(g)], those behind it to the normed second half of the stream alone."""
-    hidden = build.config.hidden_size
-    embed_norm = build.norm("layers.0.input_layernorm")
-    feature_norm = same if normed_residual else build.norm("layers.0.hidden_norm")
-
-    def first(stream: Tensor) -> Tensor:
-        return torch.cat((embed_norm(stream[:, :hidden]), feature_norm(stream[:, hidden:])), dim=1)
-
-    layers = [widen(build.layer("layers.0.", as_norm(same)), first, hidden)]
-    for i in range(1, build.config.num_layers):
-        layers.append(_behind(build, f"layers.{i}."))
-    return layers
-
-
-def _behind(build: Builder, at: str) -> Layer:
-    hidden, norm = build.config.hidden_size, build.norm(at + "input_layernorm")
-    return widen(build.layer(at, norm), lambda stream: norm(stream[:, hidden:]), hidden)
+def _places(layers: int, normed_residual: bool) -> list[Place]:
+    """The first layer attends with [norm(e); norm(g)], those behind it with the normed hidden states alone."""
+    hidden_norm = None if normed_residual else "layers.0.hidden_norm"  # there the stream itself is normed
+    behind = [Place(f"layers.{i}.", f"layers.{i}.input_layernorm") for i in range(1, layers)]
+    return [Place("layers.0.", hidden_norm, embed_norm="layers.0.input_layernorm"), *behind]
 
 
 def _target_ids(folder: HeadFolder, tensors: HeadTensors, target: ModelConfig, backend: Backend) -> Tensor | None:

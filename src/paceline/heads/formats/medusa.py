@@ -18,6 +18,8 @@ from paceline.heads.medusa import MedusaHead
 from paceline.heads.tensors import HeadTensors, Rename, Shape
 from paceline.model.config import ModelConfig
 from paceline.model.linear import DenseLinear, Int8Linear, Linear, quantize_rows
+from paceline.native.linear import NativeLinear
+from paceline.native.packed import Format, quantize
 
 _MODULE = re.compile(r"medusa_heads?\.")  # what the heads are called inside a model
 _SHARED = "lm_head"
@@ -159,6 +161,8 @@ class Stored:
             weight = weight[ids]
         if f"{module}.bias" in self.tensors:
             bias = self.tensors.get(f"{module}.bias").to(backend.device, backend.dtype)
+        if backend.native:
+            return NativeLinear([quantize(weight, Format.Q8_0)], bias)
         if backend.int8:
             return Int8Linear(*quantize_rows(weight), bias, split=False)
         return DenseLinear(weight.to(backend.device, backend.dtype), bias)

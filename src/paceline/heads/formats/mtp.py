@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 from paceline.device import Backend
 from paceline.errors import PacelineError
-from paceline.heads.block import Block
-from paceline.heads.build import Builder
+from paceline.heads.build import Builder, Place
 from paceline.heads.config import HeadFolder, check_target, layer_config
 from paceline.heads.expected import check_tensors, layer_shapes
 from paceline.heads.mtp import MtpDepth, MtpHead
@@ -46,12 +45,11 @@ def load(folder: HeadFolder, target: ModelConfig, backend: Backend) -> MtpHead:
         required |= _shapes(config, at)
     check_tensors(folder.name, tensors, required)
     build = Builder(tensors, config, backend)
-    layers = [build.layer(at, build.norm(at + "input_layernorm")) for at in places]
     return MtpHead(
         config=config,
         taps=(NORMED,),
         depths=[_depth(build, at) for at in places],
-        block=Block.of(config, layers, backend),
+        block=build.block([Place(at, at + "input_layernorm") for at in places]),
         hidden_first=folder.speculators_type is None and not _is_deepseek(folder),
     )
 

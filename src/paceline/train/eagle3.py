@@ -1,0 +1,128 @@
+"""EAGLE-3 in training (Li et al. 2025): the head unrolled on its own features as in drafting (training-time test)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline.model.config import ModelConfig
+from paceline.model.rope import Rope
+from paceline.train.batches import TrainingBatch, ahead
+from paceline.train.export import Card, export_eagle3
+from paceline.train.modules import Angles, Attention, Mlp, Past, layer_config
+from paceline.train.objective import Guesses, Scores
+from paceline.train.target import TargetWeights
+
+if TYPE_CHECKING:
+    from paceline.train.drafters import Given
+    from paceline.train.trainer import Objective
+
+
+class Layer(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.input_layernorm = nn.RMSNorm(hidden, eps)
+        self.hidden_norm = nn.RMSNorm(hidden, eps)
+        self.self_attn = Attention(config, 2 * hidden)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
+        self.mlp = Mlp(config)
+
+    def forward(self, embeds: Tensor, features: Tensor, turn: Angles, past: Past) -> Tensor:
+        both = torch.cat((self.input_layernorm(embeds), self.hidden_norm(features)), dim=-1)
+        hidden = features + self.self_attn(both, turn, past)
+        out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return out
+
+
+class Eagle3Module(nn.Module):
+    """The head with the names of its file. `vocabulary` [D]: the target's ids that it scores."""
+
+    def __init__(self, config: ModelConfig, taps: int, vocabulary: Tensor) -> None:
+        super().__init__()
+        assert config.rope is not None
+        self.config, self.rope = config, Rope(config.rope, config.head_dim, torch.device("cpu"))
+        self.vocabulary = vocabulary
+        self.fc = nn.Linear(taps * config.hidden_size, config.hidden_size, bias=False)
+        self.layers = nn.ModuleList([Layer(config)])  # a list for the names' sake
+        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.lm_head = nn.Linear(config.hidden_size, len(vocabulary), bias=False)
+
+    @property
+    def layer(self) -> Layer:
+        (layer,) = self.layers
+        assert isinstance(layer, Layer)
+        return layer
+
+    @torch.no_grad()
+    def begin_as(self, target: TargetWeights) -> None:
+        """Begin as the target's own last layer, norm and output rows, fed with the highest tap.
+
+        A head that begins so has a scale of features and an attention that make sense; what it has to learn is to take
+        the next token into account, for which its half of the projections begins at zero.
+        """
+        layer, hidden = self.layer, self.config.hidden_size
+        self.fc.weight.zero_()
+        self.fc.weight[:, -hidden:] = torch.eye(hidden)
+        self.norm.weight.copy_(target.final_norm)
+        self.lm_head.weight.copy_(target.rows(self.vocabulary))
+        if own := target.layer(target.config.num_layers - 1):
+            layer.hidden_norm.weight.copy_(own["input_norm"])
+            layer.self_attn.begin_as(own)
+            layer.post_attention_layernorm.weight.copy_(own["mlp_norm"])
+            layer.mlp.begin_as(own)
+
+    def unroll(self, batch: TrainingBatch, embeds: Tensor, steps: int) -> Iterator[Tensor]:
+        """Features before the final norm [B, S, H] of each step. embeds [B, S, H]: the target's, of the tokens."""
+        features = self.fc(batch.taps.flatten(2))
+        past: Past = []
+        count = embeds.shape[1]
+        for step in range(steps):
+            turn = self.rope.table(torch.arange(step, count + step), count + steps)
+            features = self.layer(ahead(embeds, step + 1), features, turn, past)
+            yield features
+
+    def score(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.lm_head(self.norm(features))
+        return logits
+
+
+@dataclass
+class Eagle3Objective(Guesses):
+    module: Eagle3Module
+    target: TargetWeights
+    steps: int = 4
+
+    @property
+    def vocabulary(self) -> Tensor:
+        return self.module.vocabulary
+
+    def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
+        for features in self.module.unroll(batch, self.target.embed(batch.tokens), steps):
+            yield partial(self._scores, features)
+
+    def _scores(self, features: Tensor, rows: Tensor | None) -> Tensor:
+        return self.module.score(features if rows is None else features[rows])
+
+
+def default_taps(target: ModelConfig) -> tuple[int, ...]:
+    """A low, a middle and a high layer's input, those of the EAGLE authors."""
+    return tuple(sorted({min(2, target.num_layers), target.num_layers // 2, max(target.num_layers - 3, 0)}))
+
+
+def objective(given: Given) -> Eagle3Objective:
+    module = Eagle3Module(layer_config(given.target.config), len(given.taps), given.vocabulary)
+    module.begin_as(given.target)
+    return Eagle3Objective(module, given.target)
+
+
+def export(folder: Path, card: Card, trained: Objective) -> None:
+    assert isinstance(trained, Eagle3Objective)
+    config = layer_config(card.config)
+    export_eagle3(folder, replace(card, config=config), trained.module.state_dict(), trained.module.vocabulary)

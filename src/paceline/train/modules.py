@@ -1,0 +1,91 @@
+"""Parts of drafters in training, with the names that checkpoints use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from paceline.model.config import ModelConfig, RopeConfig
+from paceline.model.rope import rotate
+from paceline.train.target import MLP, OUTPUT, QKV
+
+Angles = tuple[Tensor, Tensor]
+Past = list[tuple[Tensor, Tensor]]
+"""Keys and values [B, heads, S, d] of the steps before."""
+
+
+def layer_config(target: ModelConfig, layers: int = 1) -> ModelConfig:
+    """Llama layers of the target's own sizes."""
+    return ModelConfig(
+        "llama", target.vocab_size, target.hidden_size, layers, target.num_heads, target.num_kv_heads, target.head_dim,
+        target.intermediate_size, target.max_positions, norm_eps=target.norm_eps, rope=target.rope or RopeConfig(),
+        tie_embeddings=False,
+    )  # fmt: skip
+
+
+class Attention(nn.Module):
+    """Causal self-attention of rows of `width` features (EAGLE-3's have twice the hidden size)."""
+
+    def __init__(self, config: ModelConfig, width: int) -> None:
+        super().__init__()
+        dim = config.head_dim
+        self.heads, self.kv_heads, self.dim, self.scale = config.num_heads, config.num_kv_heads, dim, config.scale
+        self.q_proj = nn.Linear(width, config.num_heads * dim, bias=False)
+        self.k_proj = nn.Linear(width, config.num_kv_heads * dim, bias=False)
+        self.v_proj = nn.Linear(width, config.num_kv_heads * dim, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * dim, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, turn: Angles, past: Past) -> Tensor:
+        """Rows [B, S, width] of one step -> [B, S, H]. `past`: keys and values [B, heads, S, d] of the steps before, to
+        which this step's are added.
+
+        Row s of step j continues a draft that began at s, so it sees the first step's rows up to s, and of every later
+        step, its own included, only row s.
+        """
+        query = self._split(self.q_proj(x), self.heads, turn)
+        group = self.heads // self.kv_heads
+        key = self._split(self.k_proj(x), self.kv_heads, turn).repeat_interleave(group, dim=1)
+        value = self._split(self.v_proj(x), self.kv_heads, None).repeat_interleave(group, dim=1)
+        past.append((key, value))
+        count = x.shape[1]
+        causal = torch.ones(count, count, dtype=torch.bool).tril()
+        scores = (query @ past[0][0].transpose(2, 3)).float() * self.scale
+        scores = scores.masked_fill(~causal, -torch.inf)
+        own = [(query * each).sum(-1, keepdim=True).float() * self.scale for each, _ in past[1:]]
+        weights = torch.cat([scores, *own], dim=-1).softmax(-1)
+        out = weights[..., :count].to(value.dtype) @ past[0][1]
+        for index, (_, each) in enumerate(past[1:]):
+            out = out + weights[..., count + index, None] * each
+        attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
+        return attended
+
+    def begin_as(self, layer: Mapping[str, Tensor]) -> None:
+        """A layer's own projections, for the last of the features; those before count for nothing yet."""
+        for name in QKV:
+            weight, own = getattr(self, name).weight, layer[name]
+            weight.zero_()
+            weight[:, -own.shape[1] :] = own
+        self.o_proj.weight.copy_(layer[OUTPUT])
+
+    def _split(self, x: Tensor, heads: int, turn: Angles | None) -> Tensor:
+        rows = x.view(*x.shape[:2], heads, self.dim)
+        return (rows if turn is None else rotate(rows, *turn)).transpose(1, 2)
+
+
+class Mlp(nn.Module):
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return out
+
+    def begin_as(self, layer: Mapping[str, Tensor]) -> None:
+        for name in MLP:
+            getattr(self, name).weight.copy_(layer[name])

@@ -1,0 +1,121 @@
+"""Multi-token prediction in training (DeepSeek-V3, section 2.2): one block, unrolled on its own hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from paceline.model.config import ModelConfig
+from paceline.model.rope import Rope
+from paceline.train.batches import TrainingBatch, ahead
+from paceline.train.export import Card, export_mtp
+from paceline.train.modules import Angles, Attention, Mlp, Past, layer_config
+from paceline.train.objective import Guesses, Scores
+from paceline.train.target import TargetWeights
+
+if TYPE_CHECKING:
+    from paceline.train.drafters import Given
+    from paceline.train.trainer import Objective
+
+
+class MtpBlock(nn.Module):
+    """norm(Layer(M [norm(e); norm(h)])), with the halves in speculators' order."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        hidden, eps = config.hidden_size, config.norm_eps
+        self.token_layernorm = nn.RMSNorm(hidden, eps)
+        self.hidden_layernorm = nn.RMSNorm(hidden, eps)
+        self.input_proj = nn.Linear(2 * hidden, hidden, bias=False)
+        self.input_layernorm = nn.RMSNorm(hidden, eps)
+        self.self_attn = Attention(config, hidden)
+        self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
+        self.mlp = Mlp(config)
+        self.final_layernorm = nn.RMSNorm(hidden, eps)
+
+    def forward(self, embeds: Tensor, hidden: Tensor, turn: Angles, past: Past) -> Tensor:
+        both = torch.cat((self.token_layernorm(embeds), self.hidden_layernorm(hidden)), dim=-1)
+        stream = self.input_proj(both)
+        stream = stream + self.self_attn(self.input_layernorm(stream), turn, past)
+        out: Tensor = self.final_layernorm(stream + self.mlp(self.post_attention_layernorm(stream)))
+        return out
+
+
+class MtpModule(nn.Module):
+    """One depth, applied again for tokens further ahead; the output is the target's own."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.rope is not None
+        self.rope = Rope(config.rope, config.head_dim, torch.device("cpu"))
+        self.mtp_layers = nn.ModuleList([MtpBlock(config)])
+
+    @property
+    def block(self) -> MtpBlock:
+        (block,) = self.mtp_layers
+        assert isinstance(block, MtpBlock)
+        return block
+
+    @torch.no_grad()
+    def begin_as(self, target: TargetWeights) -> None:
+        """As the target's own last layer and final norm over the hidden state, like `Eagle3Module.begin_as`."""
+        block, hidden = self.block, target.config.hidden_size
+        block.input_proj.weight.zero_()
+        block.input_proj.weight[:, hidden:] = torch.eye(hidden)
+        block.final_layernorm.weight.copy_(target.final_norm)
+        if own := target.layer(target.config.num_layers - 1):
+            block.input_layernorm.weight.copy_(own["input_norm"])
+            block.self_attn.begin_as(own)
+            block.post_attention_layernorm.weight.copy_(own["mlp_norm"])
+            block.mlp.begin_as(own)
+
+    def unroll(self, last: Tensor, embeds: Tensor, steps: int) -> Iterator[Tensor]:
+        """Hidden states [B, S, H] of each step, ready for the target's output."""
+        past: Past = []
+        count = embeds.shape[1]
+        for step in range(steps):
+            turn = self.rope.table(torch.arange(step, count + step), count + steps)
+            last = self.block(ahead(embeds, step + 1), last, turn, past)
+            yield last
+
+
+@dataclass
+class MtpObjective(Guesses):
+    """The loss looks at the commonest tokens alone: the target's whole output would cost more than the block."""
+
+    module: MtpModule
+    target: TargetWeights
+    commonest: Tensor
+    steps: int = 4
+
+    @property
+    def vocabulary(self) -> Tensor:
+        return self.commonest
+
+    def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
+        for hidden in self.module.unroll(batch.last, self.target.embed(batch.tokens), steps):
+            yield partial(self._scores, hidden)
+
+    def _scores(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
+        return nn.functional.linear(hidden if rows is None else hidden[rows], self.output)
+
+
+def default_taps(target: ModelConfig) -> tuple[int, ...]:
+    return ()
+
+
+def objective(given: Given) -> MtpObjective:
+    module = MtpModule(layer_config(given.target.config))
+    module.begin_as(given.target)
+    return MtpObjective(module, given.target, given.vocabulary)
+
+
+def export(folder: Path, card: Card, trained: Objective) -> None:
+    assert isinstance(trained, MtpObjective)
+    export_mtp(folder, replace(card, config=layer_config(card.config)), trained.module.state_dict())

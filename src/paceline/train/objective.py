@@ -1,0 +1,73 @@
+"""What every head is trained for: the target's own distribution of the tokens ahead."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.train.batches import TrainingBatch, ahead
+from paceline.train.target import TargetWeights
+
+DECAY = 0.8  # weight of a depth's loss over that of the one before: a late guess counts only if the early ones held
+
+
+class Scores(Protocol):
+    """Logits over the draft vocabulary of the rows that a mask [B, S] picks (None: all)."""
+
+    def __call__(self, rows: Tensor | None) -> Tensor: ...
+
+
+class Guesses(ABC):
+    """Drafters that guess the tokens behind a row's own next one. Depth d of row s guesses x_{s + d + 2}.
+
+    The loss is soft cross-entropy against the target's distribution over the draft vocabulary (EAGLE-3, section 3);
+    rows whose likeliest token is not in it are left out.
+    """
+
+    target: TargetWeights
+    steps: int
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> Tensor:
+        """The target's ids [D] that are scored."""
+
+    @abstractmethod
+    def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
+        """The scores of each depth in turn."""
+
+    @cached_property
+    def output(self) -> Tensor:
+        return self.target.rows(self.vocabulary)
+
+    @cached_property
+    def known(self) -> Tensor:
+        known = torch.zeros(len(self.target.output), dtype=torch.bool)
+        known[self.vocabulary] = True
+        return known
+
+    def loss(self, batch: TrainingBatch) -> Tensor:
+        law = F.linear(batch.last, self.output).softmax(-1)
+        known = self.known[batch.best.clamp(min=0)]
+        total, weight = torch.zeros(()), 1.0
+        for depth, scores in enumerate(self.guesses(batch, self.steps)):
+            rows = batch.judged(depth + 1) & ahead(known, depth + 1)
+            if bool(rows.any()):
+                total = total + weight * F.cross_entropy(scores(rows).float(), ahead(law, depth + 1)[rows])
+            weight *= DECAY
+        return total
+
+    @torch.no_grad()  # not inference_mode: what is computed here once is used in training, too
+    def agrees(self, batch: TrainingBatch, depth: int) -> Tensor:
+        found = []
+        for step, scores in enumerate(self.guesses(batch, depth)):
+            picked = self.vocabulary[scores(None).argmax(-1)]
+            found.append((picked == ahead(batch.tokens, step + 2)) & batch.judged(step + 1))
+        missing = [torch.zeros_like(found[0])] * (depth - len(found))
+        return torch.stack([*found, *missing], dim=-1)

@@ -1,0 +1,227 @@
+"""Training: what it learns, that it can be killed, and what it says to a user's mistakes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lab_training import LETTERS, Lab, gradients, write_prompts
+from torch import Tensor
+
+from paceline.errors import PacelineError
+from paceline.train import shards as shards_module
+from paceline.train.acceptance import Acceptance, walk
+from paceline.train.batches import batches
+from paceline.train.capture import Capture, new_index, store
+from paceline.train.responses import Response, ResponseConfig, read_responses, write_responses
+from paceline.train.shards import Shards
+from paceline.train.source import Stored, Streamed
+from paceline.train.trainer import Position, TrainConfig, Trainer
+from paceline.train.vocabulary import commonest_tokens
+
+CONFIG = TrainConfig(tokens=3000, rows=120, rate=5e-3, depth=3, checkpoint_seconds=1e9)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
+    return Lab.make(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shards and groups that a few answers fill."""
+    monkeypatch.setattr("paceline.train.capture.SHARD_TOKENS", 100)
+    monkeypatch.setattr("paceline.train.capture.HELD_OUT_SEQUENCES", 6)
+    monkeypatch.setattr("paceline.train.source.HELD_OUT_SEQUENCES", 6)
+    monkeypatch.setattr("paceline.train.source.GROUP", 5)
+
+
+def captured(lab: Lab, folder: Path, taps: tuple[int, ...], responses: list[Response]) -> Shards:
+    shards = Shards.open(folder) or Shards(folder, new_index(lab.models.target, taps))
+    store(shards, Capture(lab.models.target, taps), responses, 1 << 30, lambda tokens: None, lambda: False)
+    return shards
+
+
+def trainer(lab: Lab, folder: Path, config: TrainConfig = CONFIG, kind: str = "eagle3") -> Trainer:
+    torch.manual_seed(0)
+    objective, taps = lab.objective(kind)
+    source = Streamed(Capture(lab.models.target, taps), lab.responses(40))
+    return Trainer(objective, source, config, folder / "checkpoint.pt", folder / "log.jsonl")
+
+
+def silent(progress: float, position: Position, loss: float, acceptance: Acceptance | None) -> None:
+    return None
+
+
+# Learning
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "mtp"])
+@pytest.mark.usefixtures("small")
+def test_training_makes_drafts_that_are_accepted(lab: Lab, tmp_path: Path, kind: str) -> None:
+    with gradients():
+        found = trainer(lab, tmp_path, replace(CONFIG, tokens=15_000, rate=1e-2), kind).run(silent)
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert found.length > lines[0]["length"] + 0.1
+    assert found.length == lines[-1]["length"]
+    assert lines[-1]["loss"] < 0.6 * lines[1]["loss"]
+
+
+def test_the_walk_counts_what_greedy_decoding_would_accept() -> None:
+    """Drafts behind rows 0 and 2 are used: 1 of 2, then 2 of 2; the row between is passed by."""
+    agrees = torch.tensor([[True, False], [True, True], [True, True], [False, False], [False, True]])
+    found = walk([agrees])
+    assert found.length == (2 + 3) / 2
+    assert found.by_depth == [1.0, 0.5]
+
+
+@pytest.mark.usefixtures("small")
+def test_rows_that_are_judged_guess_the_answer_alone(lab: Lab) -> None:
+    (batch,) = batches(lab.passages((), count=1), 1000, None)
+    prompt, length = int(batch.prompts[0]), int(batch.lengths[0])
+    for ahead in range(1, 4):
+        rows = batch.judged(ahead)[0].nonzero().squeeze(1) + ahead + 1
+        assert rows.tolist() == list(range(prompt + 1, length))[max(0, ahead - prompt) :]
+
+
+def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
+    responses = [Response("a", [9, 9, 9], [3, 3, 5]), Response("b", [9], [5, 3, 7])]
+    chosen, covered = commonest_tokens(responses, LETTERS, 2)
+    assert chosen.tolist() == [3, 5]
+    assert covered == pytest.approx(5 / 6)
+
+
+# Killed and resumed
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.usefixtures("small")
+def test_a_run_that_was_killed_ends_where_an_uninterrupted_one_does(lab: Lab, tmp_path: Path) -> None:
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    with gradients():
+        whole = trainer(lab, tmp_path / "whole")
+        expected = whole.run(silent)
+        for stop in (900, 2100):  # each time it loses the steps behind its last checkpoint
+            cut = trainer(lab, tmp_path / "cut")
+            saved = stop - 400
+
+            def report(progress: float, position: Position, loss: float, _: Acceptance | None) -> None:
+                if position.tokens > saved and not (tmp_path / f"{saved}").exists():  # noqa: B023
+                    (tmp_path / f"{saved}").touch()  # noqa: B023
+                    cut.save()  # noqa: B023
+                if position.tokens > stop:  # noqa: B023
+                    raise Killed
+
+            with pytest.raises(Killed):
+                cut.run(report)
+        resumed = trainer(lab, tmp_path / "cut")
+        assert 0 < resumed.position.tokens < 2100
+        assert resumed.run(silent) == expected
+    for ours, theirs in zip(resumed.objective.module.parameters(), whole.objective.module.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0, rtol=0)
+
+
+@pytest.mark.usefixtures("small")
+def test_shards_that_were_stored_train_as_the_target_itself_does(lab: Lab, tmp_path: Path) -> None:
+    objective, taps = lab.objective("eagle3")
+    responses = lab.responses(16)
+    stored = Stored(captured(lab, tmp_path, taps, responses), taps)
+    streamed = Streamed(Capture(lab.models.target, taps), responses)
+    both = [[p for unit in source.units for p in source.read(unit)] for source in (stored, streamed)]
+    assert len(both[0]) == len(both[1]) == 10
+    for ours, theirs in zip(*both, strict=True):
+        assert ours.prompt == theirs.prompt
+        for name in ("tokens", "taps", "last", "best"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name))
+
+
+@pytest.mark.usefixtures("small")
+def test_capturing_goes_on_behind_the_last_whole_shard(lab: Lab, tmp_path: Path) -> None:
+    responses = lab.responses(16)
+    whole = captured(lab, tmp_path / "whole", (1, 2), responses)
+    captured(lab, tmp_path / "cut", (1, 2), responses[:9])
+    (tmp_path / "cut" / "00007.safetensors").write_bytes(b"torn")
+    again = captured(lab, tmp_path / "cut", (1, 2), responses)
+    assert sum(again.index.sequences) == sum(whole.index.sequences) == 16
+    ours, theirs = ([p.tokens for n in range(s.count) for p in s.read(n)] for s in (again, whole))
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_answers_go_on_behind_the_last_whole_line(lab: Lab, tmp_path: Path) -> None:
+    prompts, path = write_prompts(tmp_path / "prompts.jsonl"), tmp_path / "responses.jsonl"
+    from paceline.bench.tasks import load_prompts
+
+    def answer(config: ResponseConfig) -> list[Response]:
+        write_responses(lab.models, load_prompts(prompts), path, config, lambda tokens: None, lambda: False)
+        return read_responses(path)
+
+    some = answer(ResponseConfig(max_tokens=8, tokens=30))
+    assert 0 < len(some) < 12
+    path.write_text(path.read_text() + '{"id": "p3", "prom')
+    every = answer(ResponseConfig(max_tokens=8))
+    assert every[: len(some)] == some
+    assert sorted(each.id for each in every) == sorted(f"p{i}" for i in range(12))
+
+
+# Mistakes and misfortunes
+
+
+def test_a_full_disk_is_said_and_leaves_what_was_whole(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.train.capture.SHARD_TOKENS", 100)
+    monkeypatch.setattr("paceline.train.capture.HELD_OUT_SEQUENCES", 6)
+    written: list[str] = []
+
+    def full(tensors: dict[str, Tensor], path: os.PathLike[str]) -> None:
+        if len(written) == 2:
+            Path(path).write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written.append(str(path))
+        save(tensors, path)
+
+    save = shards_module.save_file
+    monkeypatch.setattr(shards_module, "save_file", full)
+    with pytest.raises(PacelineError, match=r"disk is full.*same command again"):
+        captured(lab, tmp_path, (1, 2), lab.responses(16))
+    monkeypatch.setattr(shards_module, "save_file", save)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000.safetensors", "00001.safetensors", "index.json"]
+    assert sum(captured(lab, tmp_path, (1, 2), lab.responses(16)).index.sequences) == 16
+
+
+@pytest.mark.usefixtures("small")
+def test_states_of_another_model_or_other_layers_are_refused(lab: Lab, tmp_path: Path) -> None:
+    shards = captured(lab, tmp_path, (1, 2), lab.responses(8))
+    with pytest.raises(PacelineError, match="another model's"):
+        shards.check("another", (1,))
+    with pytest.raises(PacelineError, match=r"layers \[3\]"):
+        shards.check(lab.models.target.key, (2, 3))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_checkpoint_of_another_kind_is_refused(lab: Lab, tmp_path: Path) -> None:
+    with gradients():
+        trainer(lab, tmp_path, replace(CONFIG, tokens=200)).run(silent)
+        with pytest.raises(PacelineError, match="other choices"):
+            trainer(lab, tmp_path, kind="medusa")
+
+
+def test_a_disk_budget_ends_the_capture(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.train.capture.SHARD_TOKENS", 100)
+    monkeypatch.setattr("paceline.train.capture.HELD_OUT_SEQUENCES", 6)
+    target, taps = lab.models.target, (1, 2)
+    shards = Shards(tmp_path, new_index(target, taps))
+    a_token = 2 * 16 * 3 + 8
+    store(shards, Capture(target, taps), lab.responses(24), 400 * a_token, lambda tokens: None, lambda: False)
+    assert 200 < sum(shards.index.tokens) <= 400
+
+
