@@ -10,17 +10,21 @@ from paceline.engine.engine import Engine, EngineConfig, make_pool
 from paceline.errors import PacelineError
 from paceline.heads.check import warn_if_useless
 from paceline.heads.load import Head, load_head
+from paceline.heads.shipped import shipped_head
 from paceline.methods import USES_DRAFT, USES_HEAD, Parts, build_proposer, known_methods
 from paceline.propose.rollout import CHAIN, Shape
 from paceline.weights.load import LoadedModel, load_model
+
+NO_HEAD = "none"
 
 
 @dataclass(frozen=True)
 class Options:
     """What to run, and how to draft for it.
 
-    model, draft: a preset name, directory, .gguf file or hub id; head: a directory or hub id. method: see `methods.py`;
-    auto, the default, chooses for each request and step among suffix, n-gram, and the head or draft that was given.
+    model, draft: a preset name, directory, .gguf file or hub id; head: a directory or hub id, "none" to do without the
+    one that comes with the package for some models. method: see `methods.py`; auto, the default, chooses for each
+    request and step among suffix, n-gram, and the head or draft that was given.
     k: draft length; by default it follows measured cost and acceptance. tree: WIDTHxDEPTHxNODES, for methods that can
     draft trees. draft_vocab: the draft scores only its first so many ids and the special ones. threads: by default
     what the container allows. exit_layers: layers that early exit drafts with (default: half). suffix_history: tokens
@@ -50,7 +54,7 @@ class Options:
             raise PacelineError(f"unknown method '{self.method}'; one of {', '.join(known_methods())}")
         if self.method == "draft" and self.draft is None:
             raise PacelineError("method 'draft' needs a draft model: give --draft (draft=...)")
-        if self.method in ("eagle", "medusa", "mtp", "head") and self.head is None:
+        if self.method in ("eagle", "medusa", "mtp", "head") and self.known_head is None:
             raise PacelineError(f"method '{self.method}' needs a head: give --head (head=...)")
         if self.k is not None and (not isinstance(self.k, int) or self.k < 1):
             raise PacelineError(f"k must be a whole number of at least 1, not {self.k}; plain decoding is method none")
@@ -70,9 +74,22 @@ class Options:
         return self.method or "auto"
 
     @property
+    def known_head(self) -> str | None:
+        """The head that was given, or the one that comes with the package; a draft model that was given goes first."""
+        if self.head is not None:
+            return None if self.head == NO_HEAD else self.head
+        return shipped_head(self.model) if self.draft is None else None
+
+    @property
     def used_head(self) -> str | None:
-        """The head, where the method is one that reads it."""
-        return self.head if self.chosen_method in USES_HEAD else None
+        """The head, where the method is one that reads it. (An early exit reads no head but its own.)"""
+        wanted = self.known_head if self.chosen_method != "early-exit" or self.head is not None else None
+        return wanted if self.chosen_method in USES_HEAD else None
+
+    @property
+    def head_name(self) -> str | None:
+        """The head in use, as a report tells it."""
+        return self.used_head and (self.head or "the one that comes with Paceline")
 
     @property
     def used_draft(self) -> str | None:

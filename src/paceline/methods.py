@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from paceline.cache.pool import BlockPool
 from paceline.engine.controller import Controller
 from paceline.engine.engine import make_pool
 from paceline.errors import PacelineError
 from paceline.heads.eagle import EagleHead
+from paceline.heads.exit import ExitHead
 from paceline.heads.load import Head
 from paceline.heads.medusa import MedusaHead
 from paceline.heads.mtp import MtpHead
@@ -118,6 +121,8 @@ def _head(parts: Parts) -> Proposer:
                 once, decoder, pool, vocab_size=vocab_size, stop_below=stop_below, shape=shape, name="mtp"
             )
         return MtpProposer(head, decoder, pool, vocab_size=vocab_size, stop_below=stop_below, shape=shape)
+    if isinstance(head, ExitHead):
+        return _exit(parts, head.layers, head.norm)
     raise PacelineError("methods eagle, medusa and mtp need a head: give --head (head=...)")
 
 
@@ -146,9 +151,16 @@ def _early_exit(parts: Parts) -> Proposer:
     every = target.config.num_layers
     if layers is not None and not 1 <= layers < every:
         raise PacelineError(f"exit_layers must be between 1 and {every - 1} for this model, not {layers}")
+    if isinstance(parts.head, ExitHead):
+        return _exit(parts, layers or parts.head.layers, parts.head.norm)
+    return _exit(parts, layers or max(1, every // 2))
+
+
+def _exit(parts: Parts, layers: int, norm: Tensor | None = None) -> Proposer:
+    target = parts.target
     return EarlyExitProposer(
-        target.decoder, layers=layers or max(1, every // 2), vocab_size=target.vocab_size,
-        width=target.config.vocab_size, stop_below=parts.stop_below("early-exit"),
+        target.decoder, layers, norm, vocab_size=target.vocab_size, width=target.config.vocab_size,
+        stop_below=parts.stop_below("early-exit"),
     )  # fmt: skip
 
 
@@ -171,7 +183,7 @@ BUILT_IN: dict[str, Build] = {
     "auto": _auto,
 }
 USES_DRAFT = ("draft", "auto")
-USES_HEAD = ("eagle", "medusa", "mtp", "head", "auto")
+USES_HEAD = ("eagle", "medusa", "mtp", "head", "early-exit", "auto")
 
 
 def available_methods(draft: str | None, head: str | None, layers: int | None = None) -> list[str]:

@@ -24,7 +24,7 @@ SHAPES = {
 def letter_model(folder: Path, layers: int = 1, cycles: bool = False) -> Path:
     """`cycles`: each letter's likeliest successor is another one, so that greedy answers are not one letter's."""
     torch.manual_seed(0)
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for layer in (f"model.layers.{index}." for index in range(layers)):
         tensors |= {f"{layer}{name}.weight": torch.randn(shape) * 0.3 for name, shape in SHAPES.items()}
         tensors |= {f"{layer}{norm}.weight": torch.ones(16) for norm in ("input_layernorm", "post_attention_layernorm")}

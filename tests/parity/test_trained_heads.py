@@ -68,7 +68,7 @@ def test_eagle3(lab: Lab, tmp_path: Path) -> None:
             following = tokens[torch.tensor(rows) + 1]
             return head.forward(head.embed(following, embed), hidden, spans, pool)  # type: ignore[arg-type]
 
-        return sequence.feed(rows, compute)  # type: ignore[arg-type]
+        return sequence.feed(rows, compute)
 
     out = run(list(range(ROW + 1)), features[: ROW + 1])[-1:]
     for step, wanted in enumerate(scores(objective, batch)):
@@ -88,7 +88,7 @@ def test_mtp(lab: Lab, tmp_path: Path) -> None:
             following = head.embed(tokens[torch.tensor(rows) + 1], lab.weights.embed)
             return head.forward(0, following, hidden, spans, pool)  # type: ignore[arg-type]
 
-        return sequence.feed(rows, compute)  # type: ignore[arg-type]
+        return sequence.feed(rows, compute)
 
     out = run(list(range(ROW + 1)), batch.last[0, : ROW + 1])[-1:]
     for step, wanted in enumerate(scores(objective, batch)):
@@ -106,5 +106,3 @@ def test_medusa(lab: Lab, tmp_path: Path) -> None:
     found = head.logits(batch.last[0, ROW : ROW + 1], STEPS)[0]
     for step, wanted in enumerate(scores(objective, batch)):
         torch.testing.assert_close(found[step], wanted, atol=1e-4, rtol=1e-4)
-
-

@@ -271,7 +271,9 @@ def test_layer_ids_of_each_convention(settings: Config, taps: tuple[int, ...], t
     """At the top: inputs of layers (vLLM, speculators). In eagle_config: outputs (SGLang), unless they start past 1."""
     config, weights = golden()
     config.pop("eagle_aux_hidden_state_layer_ids")
-    assert load(write(tmp_path, config | settings, weights)).taps == taps
+    head = load(write(tmp_path, config | settings, weights))
+    assert isinstance(head, Eagle3Head)
+    assert head.taps == taps
 
 
 @pytest.mark.parametrize("layers", [2, 4, 6])

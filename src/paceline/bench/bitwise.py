@@ -134,7 +134,7 @@ class Bitwise:
         """Load the target and decode plainly, which is what all variants are compared with."""
         options = config.options
         target = load_models(replace(options, method=PLAIN)).target
-        able = [*available_methods(options.draft, options.head, target.config.num_layers), ADVERSARY]
+        able = [*available_methods(options.draft, options.known_head, target.config.num_layers), ADVERSARY]
         check = cls(config, target, list(dict.fromkeys(config.methods or able)), _cases(config, target))
         for method in check.methods:  # a draft that cannot be had is told now
             check.models(options_of(method, options))

@@ -40,7 +40,7 @@ def run_checks(options: Options, prompts: list[str], tokens: int, seeds: int) ->
     """Checks as they finish."""
     models = load_models(replace(options, method="auto"))
     layers = models.target.config.num_layers
-    methods = [method for method in available_methods(options.draft, options.head, layers) if method != "none"]
+    methods = [method for method in available_methods(options.draft, options.known_head, layers) if method != "none"]
     engines = {m: LLM(**_options(options, m), models=models) for m in ("none", *methods)}
     ids = [encode(models.target.tokenizer, [{"role": "user", "content": prompt}]) for prompt in prompts]
     for method in methods:

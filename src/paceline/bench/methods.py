@@ -15,7 +15,7 @@ WITH_DRAFT = "draft:"
 
 def all_methods(options: Options) -> list[str]:
     """Every method that can run with what was given; a preset target brings the drafts that fit it."""
-    named = available_methods(options.draft, options.head)
+    named = available_methods(options.draft, options.known_head)
     known = PRESETS[options.model].drafts if options.model in PRESETS else ()
     named += [f"{WITH_DRAFT}{name}" for name in known if name != options.draft]
     return [*(name for name in named if name != "auto"), "auto"]
@@ -30,7 +30,7 @@ def options_of(method: str, options: Options) -> Options:
     name, draft = method, options.draft
     if method.startswith(WITH_DRAFT):
         name, draft = "draft", method.removeprefix(WITH_DRAFT)
-    if name == "auto" and draft is None and options.model in PRESETS and options.head is None:
+    if name == "auto" and draft is None and options.model in PRESETS and options.known_head is None:
         draft = next(iter(PRESETS[options.model].drafts), None)
     if name not in known_methods():
         raise PacelineError(

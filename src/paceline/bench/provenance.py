@@ -34,7 +34,7 @@ def provenance(outcome: Outcome, command: str) -> dict[str, Any]:
         "target": config.options.model,
         "precision": outcome.precision,
         "draft": config.options.draft,
-        "head": config.options.head,
+        "head": config.options.head_name,
         "draft_precisions": outcome.draft_precisions,
         "methods": list(config.methods),
         "k": config.options.k,

@@ -117,7 +117,7 @@ def _setup(llm: LLM, sequence: Sequence) -> dict[str, str]:
     setup = {
         "model": target.name,
         "draft model": None if draft is None else draft.name,
-        "head": options.head,
+        "head": options.head_name,
         "method": options.chosen_method,
         "tree": options.tree,
         "precision": target.backend.precision,

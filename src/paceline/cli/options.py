@@ -16,7 +16,11 @@ Draft = Annotated[
     str | None, typer.Option("--draft", "-d", help="Draft model, of any vocabulary.", rich_help_panel=_MODEL)
 ]
 Head = Annotated[
-    str | None, typer.Option(help="EAGLE, Medusa or MTP head: directory or hub id.", rich_help_panel=_MODEL)
+    str | None,
+    typer.Option(
+        help="EAGLE, Medusa or MTP head: directory or hub id; none: not even the one that comes with Paceline.",
+        rich_help_panel=_MODEL,
+    ),
 ]
 Method = Annotated[
     str | None,

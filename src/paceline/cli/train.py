@@ -46,6 +46,7 @@ DraftVocab = Annotated[int, typer.Option(help="Commonest tokens that the drafter
 Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
 Rows = Annotated[int, typer.Option(help="Tokens of a forward.", min=1)]
 Accumulate = Annotated[int, typer.Option(help="Forwards of an optimiser step.", min=1)]
+CheckpointSeconds = Annotated[float, typer.Option(help="Time between checkpoints: what a kill can cost.", min=0)]
 Seed = Annotated[int, typer.Option(help="Of the order of everything.")]
 
 
@@ -64,6 +65,7 @@ def train(
     rate: Rate = 1e-3,
     rows: Rows = 1024,
     accumulate: Accumulate = 1,
+    checkpoint_seconds: CheckpointSeconds = 120.0,
     seed: Seed = 0,
     threads: opt.Threads = None,
     quiet: opt.Quiet = False,
@@ -77,7 +79,10 @@ def train(
     config = RunConfig(
         kind, target, out, data or out / "data", prompts, hours,
         ResponseConfig(tokens=response_tokens, seed=seed),
-        TrainConfig(tokens=tokens, rate=rate, rows=rows, accumulate=accumulate, seed=seed, bf16=has_bf16_dot()),
+        TrainConfig(
+            tokens=tokens, rate=rate, rows=rows, accumulate=accumulate, seed=seed, bf16=has_bf16_dot(),
+            checkpoint_seconds=checkpoint_seconds,
+        ),
         int(disk * 1e9), draft_vocab, threads, parse_stages(stages),
     )  # fmt: skip
     with _display(quiet) as display:

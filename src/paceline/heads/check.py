@@ -9,11 +9,13 @@ from torch import Tensor
 
 from paceline.cache.pool import BlockPool
 from paceline.heads.eagle import EagleHead
+from paceline.heads.exit import ExitHead
 from paceline.heads.load import Head
 from paceline.heads.medusa import MedusaHead
 from paceline.heads.mtp import MtpHead
 from paceline.model.attention import Span
 from paceline.model.decoder import Batch
+from paceline.propose.early_exit import norm_like
 from paceline.weights.load import LoadedModel
 
 TEXT = (
@@ -27,7 +29,8 @@ USELESS = 0.03  # share of next-but-one tokens guessed; an untrained head gets a
 def agreement(head: Head, target: LoadedModel) -> float:
     """Share of positions of a fixed text at which the head's first guess is what the target itself says next.
 
-    Row t of a head has read x_{t+1}; its guess of x_{t+2} is held against the target's own argmax at row t + 1.
+    Row t of a head has read x_{t+1}; its guess of x_{t+2} is held against the target's own argmax at row t + 1. An exit
+    has read no more than row t: it is held against that row's.
     """
     tokens = torch.tensor(target.tokenizer.encode(TEXT), device=target.decoder.device)
     count, decoder = len(tokens), target.decoder
@@ -35,14 +38,18 @@ def agreement(head: Head, target: LoadedModel) -> float:
     cache = pool.open((), count)
     cache.append(count)
     positions = torch.arange(count, device=decoder.device)
-    batch = Batch(tokens, positions, [Span(cache, 0, count, 0)], pool, taps=head.taps)
+    read = (head.layers,) if isinstance(head, ExitHead) else head.taps
+    batch = Batch(tokens, positions, [Span(cache, 0, count, 0)], pool, taps=read)
     hidden, taps = decoder.forward(batch)
     chosen = decoder.logits(hidden).argmax(dim=1)
+    if isinstance(head, ExitHead):
+        guesses = decoder.head(norm_like(decoder, head.norm)(taps[head.layers])).argmax(dim=1)
+        return float((guesses == chosen).double().mean())
     guesses = _guesses(head, target, tokens, [taps[tap][:-1] for tap in head.taps])
     return float((guesses == chosen[1:]).double().mean())
 
 
-def _guesses(head: Head, target: LoadedModel, tokens: Tensor, taps: list[Tensor]) -> Tensor:
+def _guesses(head: EagleHead | MtpHead | MedusaHead, target: LoadedModel, tokens: Tensor, taps: list[Tensor]) -> Tensor:
     """Token ids [count - 1] that the head expects after rows 0 .. count - 2 and the token behind each."""
     decoder, count = target.decoder, len(tokens) - 1
     if isinstance(head, MedusaHead):
@@ -54,7 +61,6 @@ def _guesses(head: Head, target: LoadedModel, tokens: Tensor, taps: list[Tensor]
     embeds = head.embed(tokens[1:], decoder.embed)
     if isinstance(head, MtpHead):
         return head.logits(head.forward(0, embeds, taps[0], spans, pool), decoder.head).argmax(dim=1)
-    assert isinstance(head, EagleHead)
     return _target_ids(head, head.logits(head.forward(embeds, head.fuse(taps), spans, pool), decoder.head))
 
 

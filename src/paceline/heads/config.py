@@ -78,11 +78,16 @@ def layer_config(folder: HeadFolder, target: ModelConfig, layers: int) -> ModelC
 def check_target(folder: HeadFolder, config: ModelConfig, target: ModelConfig) -> int:
     """The target's hidden size, once it and the vocabulary are those that the head was made for, else PacelineError."""
     hidden = int(folder.raw.get("target_hidden_size") or config.hidden_size)
+    check_sizes(folder, hidden, config.vocab_size, target)
+    return hidden
+
+
+def check_sizes(folder: HeadFolder, hidden: int, vocabulary: int, target: ModelConfig) -> None:
+    """Raises PacelineError unless the target has hidden states and a vocabulary of these sizes."""
     if hidden != target.hidden_size:
         raise folder.misfit(f"it reads hidden states of size {hidden}, this model's are {target.hidden_size}")
-    if config.vocab_size != target.vocab_size:
-        raise folder.misfit(f"its vocabulary has {config.vocab_size} tokens, this model's {target.vocab_size}")
-    return hidden
+    if vocabulary != target.vocab_size:
+        raise folder.misfit(f"its vocabulary has {vocabulary} tokens, this model's {target.vocab_size}")
 
 
 def eagle3_taps(folder: HeadFolder, target: ModelConfig) -> tuple[int, ...]:

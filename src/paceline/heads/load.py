@@ -10,15 +10,16 @@ from paceline.device import Backend
 from paceline.errors import PacelineError
 from paceline.heads.config import HeadFolder
 from paceline.heads.eagle import EagleHead
+from paceline.heads.exit import ExitHead
 from paceline.heads.expected import listed
-from paceline.heads.formats import eagle1, eagle3, medusa, mtp
+from paceline.heads.formats import eagle1, eagle3, exit, medusa, mtp
 from paceline.heads.medusa import MedusaHead
 from paceline.heads.mtp import MtpHead
 from paceline.heads.tensors import open_tensors
 from paceline.model.config import ModelConfig
 from paceline.weights.safetensors import read_json
 
-Head = EagleHead | MtpHead | MedusaHead
+Head = EagleHead | MtpHead | MedusaHead | ExitHead
 
 
 class Format(Protocol):
@@ -30,7 +31,7 @@ class Format(Protocol):
 
 
 # In order: EAGLE-3 heads have all that EAGLE-1 is known by.
-FORMATS: dict[str, Format] = {"EAGLE-3": eagle3, "EAGLE-1": eagle1, "MTP": mtp, "Medusa": medusa}
+FORMATS: dict[str, Format] = {"early exit": exit, "EAGLE-3": eagle3, "EAGLE-1": eagle1, "MTP": mtp, "Medusa": medusa}
 
 
 def load_head(name: str, target: ModelConfig, backend: Backend) -> Head:

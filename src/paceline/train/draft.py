@@ -13,7 +13,7 @@ from paceline.model.config import ModelConfig
 from paceline.model.rope import Rope
 from paceline.train.batches import TrainingBatch
 from paceline.train.export import Card, export_draft
-from paceline.train.modules import Angles, Attention, Mlp, layer_config
+from paceline.train.modules import Angles, Attention, Mlp, RmsNorm, layer_config
 from paceline.train.rows import RowGuesses
 from paceline.train.target import TargetWeights
 
@@ -27,9 +27,9 @@ LAYERS = 4
 class DraftLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.input_layernorm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.input_layernorm = RmsNorm(config.hidden_size, config.norm_eps)
         self.self_attn = Attention(config, config.hidden_size)
-        self.post_attention_layernorm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.post_attention_layernorm = RmsNorm(config.hidden_size, config.norm_eps)
         self.mlp = Mlp(config)
 
     def forward(self, hidden: Tensor, turn: Angles) -> Tensor:
@@ -48,7 +48,7 @@ class DraftModule(nn.Module):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         nn.init.normal_(self.embed_tokens.weight, std=config.hidden_size**-0.5)
         self.layers = nn.ModuleList([DraftLayer(config) for _ in range(config.num_layers)])
-        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.norm = RmsNorm(config.hidden_size, config.norm_eps)
 
     @torch.no_grad()
     def begin_as(self, target: TargetWeights) -> None:

@@ -15,7 +15,7 @@ from paceline.model.config import ModelConfig
 from paceline.model.rope import Rope
 from paceline.train.batches import TrainingBatch, ahead
 from paceline.train.export import Card, export_eagle3
-from paceline.train.modules import Angles, Attention, Mlp, Past, layer_config
+from paceline.train.modules import Angles, Attention, Mlp, Past, RmsNorm, layer_config
 from paceline.train.objective import Guesses, Scores
 from paceline.train.target import TargetWeights
 
@@ -28,10 +28,10 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.norm_eps
-        self.input_layernorm = nn.RMSNorm(hidden, eps)
-        self.hidden_norm = nn.RMSNorm(hidden, eps)
+        self.input_layernorm = RmsNorm(hidden, eps)
+        self.hidden_norm = RmsNorm(hidden, eps)
         self.self_attn = Attention(config, 2 * hidden)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RmsNorm(hidden, eps)
         self.mlp = Mlp(config)
 
     def forward(self, embeds: Tensor, features: Tensor, turn: Angles, past: Past) -> Tensor:
@@ -51,7 +51,7 @@ class Eagle3Module(nn.Module):
         self.vocabulary = vocabulary
         self.fc = nn.Linear(taps * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([Layer(config)])  # a list for the names' sake
-        self.norm = nn.RMSNorm(config.hidden_size, config.norm_eps)
+        self.norm = RmsNorm(config.hidden_size, config.norm_eps)
         self.lm_head = nn.Linear(config.hidden_size, len(vocabulary), bias=False)
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from paceline.model.config import ModelConfig
 from paceline.train.batches import TrainingBatch
 from paceline.train.export import Card, export_exit
+from paceline.train.modules import RmsNorm
 from paceline.train.rows import RowGuesses
 from paceline.train.target import TargetWeights
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 class ExitModule(nn.Module):
     def __init__(self, target: TargetWeights) -> None:
         super().__init__()
-        self.norm = nn.RMSNorm(target.config.hidden_size, target.config.norm_eps)
+        self.norm = RmsNorm(target.config.hidden_size, target.config.norm_eps)
         self.norm.weight.data.copy_(target.final_norm)
 
 

@@ -26,6 +26,13 @@ def layer_config(target: ModelConfig, layers: int = 1) -> ModelConfig:
     )  # fmt: skip
 
 
+class RmsNorm(nn.RMSNorm):
+    """In fp32 whatever comes in: PyTorch has one kernel for that, and several where the dtypes differ."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.float())
+
+
 class Attention(nn.Module):
     """Causal self-attention of rows of `width` features (EAGLE-3's have twice the hidden size)."""
 

@@ -15,7 +15,7 @@ from paceline.model.config import ModelConfig
 from paceline.model.rope import Rope
 from paceline.train.batches import TrainingBatch, ahead
 from paceline.train.export import Card, export_mtp
-from paceline.train.modules import Angles, Attention, Mlp, Past, layer_config
+from paceline.train.modules import Angles, Attention, Mlp, Past, RmsNorm, layer_config
 from paceline.train.objective import Guesses, Scores
 from paceline.train.target import TargetWeights
 
@@ -30,14 +30,14 @@ class MtpBlock(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden, eps = config.hidden_size, config.norm_eps
-        self.token_layernorm = nn.RMSNorm(hidden, eps)
-        self.hidden_layernorm = nn.RMSNorm(hidden, eps)
+        self.token_layernorm = RmsNorm(hidden, eps)
+        self.hidden_layernorm = RmsNorm(hidden, eps)
         self.input_proj = nn.Linear(2 * hidden, hidden, bias=False)
-        self.input_layernorm = nn.RMSNorm(hidden, eps)
+        self.input_layernorm = RmsNorm(hidden, eps)
         self.self_attn = Attention(config, hidden)
-        self.post_attention_layernorm = nn.RMSNorm(hidden, eps)
+        self.post_attention_layernorm = RmsNorm(hidden, eps)
         self.mlp = Mlp(config)
-        self.final_layernorm = nn.RMSNorm(hidden, eps)
+        self.final_layernorm = RmsNorm(hidden, eps)
 
     def forward(self, embeds: Tensor, hidden: Tensor, turn: Angles, past: Past) -> Tensor:
         both = torch.cat((self.token_layernorm(embeds), self.hidden_layernorm(hidden)), dim=-1)

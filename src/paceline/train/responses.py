@@ -68,6 +68,8 @@ def write_responses(
             progress(len(response.response))
             if expired() or (config.tokens is not None and total >= config.tokens):
                 break
+    if total == 0:
+        raise PacelineError(f"none of the {len(prompts)} prompts was answered: each is empty or too long; give others")
     return total
 
 
@@ -126,7 +128,7 @@ def _answers(engine: Engine, waiting: Iterator[BenchPrompt], config: ResponseCon
 def _ask(engine: Engine, prompt: BenchPrompt, config: ResponseConfig) -> Request | None:
     """None for a prompt that is too long to be worth it."""
     tokens = encode(engine.model.tokenizer, prompt.messages)
-    if not tokens or len(tokens) > min(LONGEST_PROMPT, engine.model.config.max_positions - config.max_tokens):
+    if not tokens or len(tokens) > min(LONGEST_PROMPT, engine.model.config.max_positions // 2):
         return None
     digest = int.from_bytes(blake2b(prompt.id.encode(), digest_size=7).digest(), "little")
     temperature = TEMPERATURE if digest % 2 else 0.0

@@ -23,6 +23,7 @@ from paceline.train.acceptance import Acceptance
 from paceline.train.capture import Capture, new_index, store
 from paceline.train.drafters import DRAFTERS, Drafter, Given
 from paceline.train.export import Card
+from paceline.train.memory import check_memory
 from paceline.train.plan import Plan, digest
 from paceline.train.responses import Response, ResponseConfig, read_responses, write_responses
 from paceline.train.shards import Shards
@@ -86,6 +87,7 @@ class Run:
 
         Raises PacelineError for what the user can mend; what was written before stays, and the same command goes on.
         """
+        check_memory(self.config.target, self.config.draft_vocab, self.config.train.rows)
         result = None
         for stage in self.config.stages:
             if stage == "responses":
