@@ -16,6 +16,7 @@ from torch import Tensor
 from paceline.model.config import ModelConfig, RopeConfig
 from paceline.train.disk import write_whole
 from paceline.weights.load import load_tokenizer
+from paceline.weights.presets import PRESETS
 from paceline.weights.resolve import resolve
 
 SPECULATORS = "0.9.0"  # whose layout this is
@@ -108,7 +109,7 @@ def _speculators(algorithm: str, card: Card) -> dict[str, Any]:
             "algorithm": algorithm,
             "default_proposal_method": "greedy",
             "proposal_methods": [method],
-            "verifier": {"architectures": [], "name_or_path": card.target},
+            "verifier": {"architectures": ["LlamaForCausalLM"], "name_or_path": hub_name(card.target)},
         },
         "speculators_model_type": algorithm,
         "speculators_version": SPECULATORS,
@@ -117,8 +118,13 @@ def _speculators(algorithm: str, card: Card) -> dict[str, Any]:
     }
 
 
+def hub_name(target: str) -> str:
+    """What others know the target by."""
+    return PRESETS[target].hub_repo if target in PRESETS else target
+
+
 def layer_raw(config: ModelConfig) -> dict[str, Any]:
-    """A Llama layer's config.json."""
+    """The config.json of layers."""
     assert config.rope is not None
     return {
         "attention_bias": False,
@@ -128,7 +134,7 @@ def layer_raw(config: ModelConfig) -> dict[str, Any]:
         "intermediate_size": config.intermediate_size,
         "max_position_embeddings": config.max_positions,
         "mlp_bias": False,
-        "model_type": "llama",
+        "model_type": config.family,
         "num_attention_heads": config.num_heads,
         "num_hidden_layers": config.num_layers,
         "num_key_value_heads": config.num_kv_heads,

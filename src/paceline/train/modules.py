@@ -17,12 +17,12 @@ Past = list[tuple[Tensor, Tensor]]
 """Keys and values [B, heads, S, d] of the steps before."""
 
 
-def layer_config(target: ModelConfig, layers: int = 1) -> ModelConfig:
-    """Llama layers of the target's own sizes."""
+def layer_config(target: ModelConfig, layers: int = 1, family: str = "llama") -> ModelConfig:
+    """Layers of the target's own sizes, of family llama or qwen3 (which norms queries and keys)."""
     return ModelConfig(
-        "llama", target.vocab_size, target.hidden_size, layers, target.num_heads, target.num_kv_heads, target.head_dim,
+        family, target.vocab_size, target.hidden_size, layers, target.num_heads, target.num_kv_heads, target.head_dim,
         target.intermediate_size, target.max_positions, norm_eps=target.norm_eps, rope=target.rope or RopeConfig(),
-        tie_embeddings=False,
+        tie_embeddings=False, qk_norm=family == "qwen3",
     )  # fmt: skip
 
 
@@ -44,6 +44,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(width, config.num_kv_heads * dim, bias=False)
         self.v_proj = nn.Linear(width, config.num_kv_heads * dim, bias=False)
         self.o_proj = nn.Linear(config.num_heads * dim, config.hidden_size, bias=False)
+        self.q_norm = RmsNorm(dim, config.norm_eps) if config.qk_norm else nn.Identity()
+        self.k_norm = RmsNorm(dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
     def forward(self, x: Tensor, turn: Angles, past: Past) -> Tensor:
         """Rows [B, S, width] of one step -> [B, S, H]. `past`: keys and values [B, heads, S, d] of the steps before, to
@@ -52,11 +54,11 @@ class Attention(nn.Module):
         Row s of step j continues a draft that began at s, so it sees the first step's rows up to s, and of every later
         step, its own included, only row s.
         """
-        query = self._split(self.q_proj(x), self.heads, turn)
+        query = rotate(self.q_norm(self._split(self.q_proj(x), self.heads)), *turn).transpose(1, 2)
+        key = rotate(self.k_norm(self._split(self.k_proj(x), self.kv_heads)), *turn).transpose(1, 2)
+        value = self._split(self.v_proj(x), self.kv_heads).transpose(1, 2)
         group = self.heads // self.kv_heads
-        key = self._split(self.k_proj(x), self.kv_heads, turn).repeat_interleave(group, dim=1)
-        value = self._split(self.v_proj(x), self.kv_heads, None).repeat_interleave(group, dim=1)
-        past.append((key, value))
+        past.append((key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)))
         count = x.shape[1]
         causal = torch.ones(count, count, dtype=torch.bool).tril()
         scores = (query @ past[0][0].transpose(2, 3)).float() * self.scale
@@ -77,9 +79,8 @@ class Attention(nn.Module):
             weight[:, -own.shape[1] :] = own
         self.o_proj.weight.copy_(layer[OUTPUT])
 
-    def _split(self, x: Tensor, heads: int, turn: Angles | None) -> Tensor:
-        rows = x.view(*x.shape[:2], heads, self.dim)
-        return (rows if turn is None else rotate(rows, *turn)).transpose(1, 2)
+    def _split(self, x: Tensor, heads: int) -> Tensor:
+        return x.view(*x.shape[:2], heads, self.dim)
 
 
 class Mlp(nn.Module):

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class MtpBlock(nn.Module):
-    """norm(Layer(M [norm(e); norm(h)])), with the halves in speculators' order."""
+    """norm(Layer(M [norm(e); norm(h)])): the halves in speculators' order, the layer of a kind that it knows."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -111,11 +111,11 @@ def default_taps(target: ModelConfig) -> tuple[int, ...]:
 
 
 def objective(given: Given) -> MtpObjective:
-    module = MtpModule(layer_config(given.target.config))
+    module = MtpModule(layer_config(given.target.config, family="qwen3"))
     module.begin_as(given.target)
     return MtpObjective(module, given.target, given.vocabulary)
 
 
 def export(folder: Path, card: Card, trained: Objective) -> None:
     assert isinstance(trained, MtpObjective)
-    export_mtp(folder, replace(card, config=layer_config(card.config)), trained.module.state_dict())
+    export_mtp(folder, replace(card, config=layer_config(card.config, family="qwen3")), trained.module.state_dict())

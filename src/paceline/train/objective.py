@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.train.batches import TrainingBatch, ahead
 from paceline.train.target import TargetWeights
@@ -30,6 +30,7 @@ class Guesses(ABC):
     rows whose likeliest token is not in it are left out.
     """
 
+    module: nn.Module
     target: TargetWeights
     steps: int
 
