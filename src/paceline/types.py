@@ -30,6 +30,7 @@ class RequestStats:
     generated_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    accepted_from: dict[str, int] = field(default_factory=dict)  # by the method that drafted them
     drafted_at: list[int] = field(default_factory=list)  # by position in the draft
     accepted_at: list[int] = field(default_factory=list)
     draft_seconds: float = 0.0
@@ -60,7 +61,10 @@ class RequestStats:
         rest = self.generated_tokens - self.first_step_tokens
         return rest / self.decode_seconds if self.decode_seconds > 0 else 0.0
 
-    def record(self, verdict: Verdict) -> None:
+    def record(self, verdict: Verdict, source: str) -> None:
+        """`source`: the method that drafted."""
+        if verdict.accepted:
+            self.accepted_from[source] = self.accepted_from.get(source, 0) + verdict.accepted
         missing = verdict.depth - len(self.drafted_at)
         self.drafted_at += [0] * missing
         self.accepted_at += [0] * missing

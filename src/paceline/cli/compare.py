@@ -8,7 +8,7 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-from paceline.cli.console import note
+from paceline.cli.console import note, origins
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.result import GenerationResult
@@ -104,4 +104,5 @@ def _table(results: dict[str, GenerationResult], identical: bool, speedup: float
     if not identical and not coupled:
         verdict += " (rejection keeps the distribution, not the tokens of a seed; use --verify coupled)"
     pace = f"{speedup:.2f}x the speed of plain decoding" if speedup else "too short an answer to time"
-    console.print(f"\n{verdict}; {pace}", style="bold")
+    drafts = origins(list(results.values())[-1].stats)
+    console.print(f"\n{verdict}; {pace}" + (f"; accepted drafts from {drafts}" if drafts else ""), style="bold")

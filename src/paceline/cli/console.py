@@ -16,10 +16,18 @@ def note(text: str, *, quiet: bool) -> None:
         print(f"{dim}{text}{plain}", file=sys.stderr)
 
 
+def origins(stats: RequestStats) -> str:
+    """Which methods the accepted tokens came from, and how many of them."""
+    shares = sorted(stats.accepted_from.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {count / stats.accepted:.0%}" for name, count in shares)
+
+
 def summary(stats: RequestStats) -> str:
     """One line on how an answer came about."""
     line = f"{stats.generated_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s"
     line += f", {stats.mean_acceptance_length:.2f} tokens a forward"
     if stats.drafted:
         line += f", {stats.acceptance_rate:.0%} of {stats.drafted} drafted tokens accepted"
+    if len(stats.accepted_from) > 1:
+        line += f" ({origins(stats)})"
     return line + f", first token after {stats.first_token_seconds:.2f} s"

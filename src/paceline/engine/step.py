@@ -115,7 +115,7 @@ class Stepper:
                 draft, size = candidate.draft, candidate.draft.size
                 rows += [item.count + node for node in path[: len(kept) - 1]]
                 verdict = Verdict(size, draft.original(path[: len(kept)]), draft.depth, len(kept))
-                sequence.stats.record(verdict)
+                sequence.stats.record(verdict, draft.source or self.proposer.name)
                 if not self.reuse_decoded:
                     known = sequence.tokens[: sequence.prompt_length]
             position = sequence.cache.length
