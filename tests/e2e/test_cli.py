@@ -34,7 +34,7 @@ def test_help_answers_without_torch() -> None:
     code = "import sys\nfrom paceline.cli.main import main\ntry: main()\nfinally: assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code, "--help"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for command in ("generate", "chat", "bench", "verify", "explain", "models", "quality"):
+    for command in ("generate", "chat", "bench", "verify", "explain", "models", "quality", "train"):
         assert command in done.stdout
 
 
@@ -53,7 +53,7 @@ def test_help_answers_without_torch() -> None:
         (["generate", "hi", "--precision", "int3"], "unknown precision 'int3'"),
         (["generate", "hi", "--logit-bias", "x"], "logit bias must be ID=VALUE"),
         (["generate", "hi", "--threads", "0"], "threads must be at least 1, not 0"),
-        (["generate", "hi", "--method", "eagle"], "method 'eagle' needs a head"),
+        (["generate", "hi", "--method", "eagle", "--head", "none"], "method 'eagle' needs a head"),
         (["generate", "hi", "--tree", "wide"], "tree must be WIDTHxDEPTHxNODES, for example 4x6x32, not 'wide'"),
         (["generate", "hi", "--tree", "2x9x4"], "nodes at least the depth"),
         (["generate", "hi", "--prediction", "/nowhere.txt"], "cannot read the prediction '/nowhere.txt'"),

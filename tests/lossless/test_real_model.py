@@ -63,3 +63,18 @@ def test_every_row_has_the_same_bits_alone_and_in_company(models: Models) -> Non
     together = _all_logits(models.target, ids, len(ids))
     for step in (1, 3, 16, 17):
         assert torch.equal(_all_logits(models.target, ids, step), together)
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Models:
+    return load_models(Options(PRESET, method="eagle"))
+
+
+@pytest.mark.parametrize("tree", [None, "3x4x12"])
+def test_the_head_that_comes_with_it_changes_nothing_and_is_accepted(tree: str | None, shipped: Models) -> None:
+    plain = LLM(PRESET, models=shipped, method="none")
+    drafted = LLM(PRESET, models=shipped, method="eagle", tree=tree, k=None if tree else 4)
+    for params in (SamplingParams(max_tokens=48), SamplingParams(max_tokens=24, temperature=0.8, seed=1)):
+        assert answers(drafted, params) == answers(plain, params)
+    result = drafted.chat([{"role": "user", "content": PROMPTS[1]}], SamplingParams(max_tokens=64))
+    assert result.stats.mean_acceptance_length > 1.5

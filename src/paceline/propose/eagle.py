@@ -25,6 +25,8 @@ from paceline.propose.pairs import Pairs
 from paceline.propose.rollout import CHAIN, ROOT, Growth, Level, Rollout, Shape
 from paceline.types import NO_DRAFT, Committed, Draft, View
 
+MANY = 32  # rows that are fed although nothing is drafted
+
 
 class FeatureHead(Protocol):
     """A head whose rows take a token and a feature and give the next feature: `heads/eagle.py` says what each is."""
@@ -53,6 +55,10 @@ class State:
     outputs: dict[int, Tensor] = field(default_factory=dict)  # of the last row and of drafted nodes, each [H]
 
     @property
+    def pending(self) -> int:
+        return sum(taps[0].shape[0] for taps in self.fresh)
+
+    @property
     def position(self) -> int:
         """Of the first row that was not fed yet."""
         return self.offset + self.cache.length
@@ -61,8 +67,8 @@ class State:
 class EagleProposer(Proposer):
     """`name`: eagle or mtp. `vocab_size`, `width`, `stop_below`: see `Rollout`; `shape`: a chain or a dynamic tree.
 
-    The head's cache advances on committed tokens only, in the steps that bring their hidden states, so a long prompt is
-    caught up chunk by chunk with the target's own prefill.
+    The head's cache advances on committed tokens only, a long prompt's chunk by chunk with the target's own prefill,
+    later rows when there is something to draft.
     """
 
     def __init__(
@@ -117,16 +123,24 @@ class EagleProposer(Proposer):
 
     @torch.inference_mode()
     def close(self, view: View) -> None:
-        """A prompt that was answered in one step leaves its rows behind, too: others may begin with it."""
+        """Rows that still wait and fill a block are left behind, too: other prompts may begin with them."""
         state = self._states.pop(view.id, None)
         if state is None:
             return
-        if sum(taps[0].shape[0] for taps in state.fresh) > self.pool.block_size:
+        held, size = state.cache.length, self.pool.block_size
+        if (held + state.pending) // size > held // size:
             self._feed_committed([state])
         state.cache.free()
 
+    def behind(self, view: View) -> int:
+        state = self._states.get(view.id)
+        return 0 if state is None else max(state.pending - 1, 0)  # one row is what every draft begins with
+
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
-        self._feed_committed([self._states[view.id] for view in views if view.id in self._states])
+        """Rows wait until a draft needs them, or until there are many: one forward for several costs little more."""
+        states = [self._states.get(view.id) for view in views]
+        asked = zip(states, budgets, strict=True)
+        self._feed_committed([s for s, budget in asked if s is not None and (budget.depth > 0 or s.pending >= MANY)])
         growths = [self._start(view, budget) for view, budget in zip(views, budgets, strict=True)]
         growing = [growth for growth in growths if growth is not None]
         if growing:
@@ -154,7 +168,7 @@ class EagleProposer(Proposer):
         tokens: list[int] = []
         features: list[Tensor] = []
         for state in fed:
-            rows = torch.cat([self.head.fuse(taps) for taps in state.fresh])
+            rows = self.head.fuse([torch.cat(parts) for parts in zip(*state.fresh, strict=True)])
             begin, count = state.position, rows.shape[0]
             state.cache.append(count)
             spans.append(Span(state.cache, len(tokens), count, state.cache.length))
