@@ -30,7 +30,8 @@ from torch import Tensor
 from paceline.engine.engine import Engine
 from paceline.heads.block import TorchBlock
 from paceline.heads.eagle import Eagle1Head
-from paceline.propose.base import NOTHING
+from paceline.model.attention import Span
+from paceline.propose.base import NOTHING, Budget
 from paceline.propose.eagle import EagleProposer
 from paceline.propose.none import NoProposer
 from paceline.propose.rollout import CHAIN, Shape
@@ -246,6 +247,31 @@ def test_what_decoding_left_in_the_head_serves_where_the_target_shares_it_too(wi
     _, expected = drafted(engine(wide_target, Watched(eagle(wide_target))), [*LONG, *output(first), 3, 1], GREEDY)
     assert again.stats.cached_tokens == 40
     assert_same_drafts(drafts, expected)
+
+
+def test_rows_wait_until_a_draft_needs_them(wide_target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without drafts only what fills many rows is fed; the draft that comes then is the one of a head that kept up."""
+    proposer = eagle(wide_target)
+    machine = engine(wide_target, proposer)
+    fed: list[int] = []
+    feed = proposer._forward
+
+    def forward(spans: Sequence[Span], tokens: Tensor, features: Tensor) -> Tensor:
+        fed.append(len(tokens))
+        return feed(spans, tokens, features)
+
+    monkeypatch.setattr(proposer, "_forward", forward)
+    monkeypatch.setattr(machine.controller, "budget", lambda source, request: NOTHING)
+    sequence = machine.add([*LONG, *LONG[:2]], SamplingParams(max_tokens=40))
+    for _ in range(10):
+        machine.step()
+    assert fed == [32]
+    budget = Budget(3, 3)
+    (late,) = proposer.propose([sequence], [budget])
+    assert fed[1] == 9
+    _, expected = drafted(engine(wide_target, Watched(eagle(wide_target))), sequence.tokens[:-1], GREEDY)
+    first = next(draft for draft in expected if draft.size)
+    assert late.tokens.tolist() == first.tokens.tolist()[:3]
 
 
 @pytest.mark.parametrize("size", [17, 18])
