@@ -118,7 +118,7 @@ class Controller:
         record = self.record(source)
         cost = UNKNOWN_COST * self.target.seconds(1) if record.draft_seconds is None else record.draft_seconds
         rates = [record.acceptance(request)] * (self.fixed or self.longest)
-        reading = cost * (self.target.relative(1 + behind) - 1)
+        reading = record.begin_seconds + cost * (self.target.relative(1 + behind) - 1)
         best, length, emitted = self._gain(request, 1.0, 0, 0.0) + WORTHWHILE, 0, 1.0
         for n, chance in enumerate(accumulate(rates, mul), start=1):
             emitted += chance
@@ -186,7 +186,7 @@ class Controller:
             dearest = max(sources, key=lambda source: self.record(source).draft_seconds or 0.0)
             levels = max(outcome.levels for outcome in asked if outcome.source == dearest)
             if len(sources) == 1 or self.record(dearest).draft_seconds is not None:
-                self.record(dearest).learn_cost(draft_seconds / levels)
+                self.record(dearest).learn_cost(levels, draft_seconds)
 
     def _rest(self, outcomes: Sequence[Outcome]) -> None:
         """Methods that were not in use are judged less and less by what they showed when they were."""

@@ -41,10 +41,47 @@ class Tally:
 
 
 @dataclass
+class DraftTimes:
+    """Seconds of drafts as a line over their levels, by least squares; old ones fade.
+
+    Where all were equally deep the levels are charged with everything. A step can be held up but never hurried, so what
+    takes more than twice what it should counts as twice.
+    """
+
+    weight: float = 0.0
+    levels: float = 0.0
+    seconds: float = 0.0
+    squares: float = 0.0
+    products: float = 0.0
+
+    def learn(self, levels: int, seconds: float) -> None:
+        if self.weight:
+            begin, level = self.line()
+            seconds = min(seconds, 2 * (begin + level * levels))
+        for name, value in (
+            ("weight", 1.0), ("levels", levels), ("seconds", seconds), ("squares", levels**2),
+            ("products", levels * seconds),
+        ):  # fmt: skip
+            setattr(self, name, 0.95 * getattr(self, name) + value)
+
+    def line(self) -> tuple[float, float]:
+        """(seconds that every draft takes, seconds of a level)."""
+        everything = self.seconds / self.levels
+        spread = self.squares - self.levels**2 / self.weight
+        if spread < 0.05 * self.weight:
+            return 0.0, everything
+        slope = (self.products - self.levels * self.seconds / self.weight) / spread
+        level = min(max(slope, everything / 5), everything)
+        return (self.seconds - level * self.levels) / self.weight, level
+
+
+@dataclass
 class Record:
     """What one method has shown: its cost, its rate, its acceptance over all requests and on those under way."""
 
     draft_seconds: float | None = None  # per level of a draft, for the whole batch
+    begin_seconds: float = 0.0  # of a draft, however deep
+    times: DraftTimes = field(default_factory=DraftTimes)
     asked_at: int = 0  # the step in which it was last asked to draft
     everywhere: Tally = field(default_factory=lambda: Tally(0.99))
     requests: dict[int, Tally] = field(default_factory=dict)
@@ -54,13 +91,9 @@ class Record:
         elsewhere = self.everywhere.rate(prior=0.75, weight=4.0)
         return self.requests.get(request, NOTHING_TRIED).rate(prior=elsewhere, weight=4.0)
 
-    def learn_cost(self, seconds: float) -> None:
-        """Seconds of one level. A step can be held up but never hurried, so what is quicker counts more."""
-        old = self.draft_seconds
-        if old is None:
-            self.draft_seconds = seconds
-        else:
-            self.draft_seconds = 0.7 * old + 0.3 * seconds if seconds < old else 0.9 * old + 0.1 * min(seconds, 2 * old)
+    def learn_cost(self, levels: int, seconds: float) -> None:
+        self.times.learn(levels, seconds)
+        self.begin_seconds, self.draft_seconds = self.times.line()
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         self.everywhere.learn(outcomes)
