@@ -62,7 +62,7 @@ def test_a_line_separator_inside_a_string_does_not_end_the_line(tmp_path: Path) 
     [
         ('{"id": "b",', "not JSON"),
         ("[1]", "expected a JSON object, not list"),
-        ({"id": "b", "kind": "chat"}, "needs `messages` and `kind`, or `turns` and `category`"),
+        ({"id": "b", "kind": "chat"}, "needs `messages` and `kind`, or `category` and `turns` or `prompt`"),
         ({**GOOD, "kind": None}, "`kind` must be a non-empty string, not null"),
         ({**GOOD, "id": 7}, "`id` must be a non-empty string, not 7"),
         ({**GOOD, "id": "b", "messages": []}, "`messages` must be a non-empty list"),
