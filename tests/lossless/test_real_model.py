@@ -73,7 +73,7 @@ def shipped() -> Models:
 @pytest.mark.parametrize("tree", [None, "3x4x12"])
 def test_the_head_that_comes_with_it_changes_nothing_and_is_accepted(tree: str | None, shipped: Models) -> None:
     plain = LLM(PRESET, models=shipped, method="none")
-    drafted = LLM(PRESET, models=shipped, method="eagle", tree=tree, k=None if tree else 4)
+    drafted = LLM(PRESET, models=shipped, method="eagle", tree=tree, k=4)
     for params in (SamplingParams(max_tokens=48), SamplingParams(max_tokens=24, temperature=0.8, seed=1)):
         assert answers(drafted, params) == answers(plain, params)
     result = drafted.chat([{"role": "user", "content": PROMPTS[1]}], SamplingParams(max_tokens=64))
