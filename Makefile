@@ -4,13 +4,13 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEVELOPED := $(VENV)/.developed
 
-PROMPT ?= Repeat this text word for word: The lighthouse stands on a cliff above the sea. Every evening the keeper \
-climbs the stairs and lights the lamp. Ships far out at sea see the light and keep away from the rocks below the cliff.
+PROMPT ?= Write a Python function that adds the numbers of a list, then the same function for multiplying them, each \
+with a docstring and an example.
 
 .PHONY: demo test check check-native bench gpu-check clean
 
 demo: $(INSTALLED)
-	$(BIN)/paceline generate "$(PROMPT)" --compare --max-tokens 160
+	$(BIN)/paceline generate "$(PROMPT)" --compare --max-tokens 200
 
 # Tests with tiny models use one thread each and run side by side; a real model takes every core, so those run alone.
 test: $(DEVELOPED)
