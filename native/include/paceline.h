@@ -86,7 +86,8 @@ typedef struct {
 /* Bytes that the two calls below need for `rows` rows. */
 PL_API int64_t pl_layer_work(const pl_layer* layer, int32_t rows);
 
-/* hidden [rows, H] += attention(norm(hidden)), or += attention([norm(beside); norm(hidden)]) where qkv is that wide. keys, values: fp16 [slots, kv_heads, head_dim]; the rows' own are written.
+/* hidden [rows, H] += attention(norm(hidden)), or += attention([norm(beside); norm(hidden)]) where qkv is that wide.
+ * keys, values: fp16 [slots, kv_heads, head_dim]; the rows' own are written.
  * cos, sin [positions, head_dim / 2], or NULL for a layer without rotary positions. */
 PL_API void pl_attention(
     const pl_layer* layer, const pl_batch* batch, uint16_t* keys, uint16_t* values, const float* cos, const float* sin,

@@ -11,7 +11,7 @@ from paceline.errors import PacelineError
 from paceline.heads.check import warn_if_useless
 from paceline.heads.load import Head, load_head
 from paceline.heads.shipped import shipped_head
-from paceline.methods import USES_DRAFT, USES_HEAD, Parts, build_proposer, known_methods
+from paceline.methods import USES_DRAFT, USES_HEAD, USES_SHIPPED_HEAD, Parts, build_proposer, known_methods
 from paceline.propose.rollout import CHAIN, Shape
 from paceline.weights.load import LoadedModel, load_model
 
@@ -54,7 +54,7 @@ class Options:
             raise PacelineError(f"unknown method '{self.method}'; one of {', '.join(known_methods())}")
         if self.method == "draft" and self.draft is None:
             raise PacelineError("method 'draft' needs a draft model: give --draft (draft=...)")
-        if self.method in ("eagle", "medusa", "mtp", "head") and self.known_head is None:
+        if self.method in ("eagle", "medusa", "mtp", "head") and self.used_head is None:
             raise PacelineError(f"method '{self.method}' needs a head: give --head (head=...)")
         if self.k is not None and (not isinstance(self.k, int) or self.k < 1):
             raise PacelineError(f"k must be a whole number of at least 1, not {self.k}; plain decoding is method none")
@@ -82,9 +82,9 @@ class Options:
 
     @property
     def used_head(self) -> str | None:
-        """The head, where the method is one that reads it. (An early exit reads no head but its own.)"""
-        wanted = self.known_head if self.chosen_method != "early-exit" or self.head is not None else None
-        return wanted if self.chosen_method in USES_HEAD else None
+        """The head, where the method is one that reads it; those that come with the package are EAGLE heads."""
+        methods = USES_SHIPPED_HEAD if self.head is None else USES_HEAD
+        return self.known_head if self.chosen_method in methods else None
 
     @property
     def head_name(self) -> str | None:

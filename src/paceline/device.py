@@ -132,6 +132,15 @@ def set_threads(threads: int | None) -> int:
     return count
 
 
+def bound_product_cache() -> None:
+    """Before a process that trains computes anything.
+
+    oneDNN keeps code and memory for the shapes of its latest 1,024 products. In training almost every product has a
+    shape of its own, which comes to gigabytes; a few are as quick.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+
+
 def leave_threads_to_kernels() -> None:
     """Where the kernels do the work, PyTorch's small operations run in the caller: two pools would fight."""
     torch.set_num_threads(1)

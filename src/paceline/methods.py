@@ -184,6 +184,7 @@ BUILT_IN: dict[str, Build] = {
 }
 USES_DRAFT = ("draft", "auto")
 USES_HEAD = ("eagle", "medusa", "mtp", "head", "early-exit", "auto")
+USES_SHIPPED_HEAD = ("eagle", "head", "auto")
 
 
 def available_methods(draft: str | None, head: str | None, layers: int | None = None) -> list[str]:

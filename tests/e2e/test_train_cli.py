@@ -19,6 +19,7 @@ from lab_training import write_prompts
 from paceline.errors import PacelineError
 from paceline.llm import LLM
 from paceline.sampling.params import SamplingParams
+from paceline.train.drafters import DRAFTERS
 from paceline.train.memory import check_memory
 
 COMMAND = [sys.executable, "-c", "from paceline.cli.main import main; main()", "train"]
@@ -126,6 +127,22 @@ def test_mistakes_are_one_line(target: Path, tmp_path: Path, changed: list[str],
     assert len(done.stderr.strip().splitlines()) == 1
 
 
+def test_a_run_is_not_gone_on_with_under_another_budget(target: Path, tmp_path: Path) -> None:
+    assert train(*arguments(target, tmp_path / "run", "exit", tokens=500)).returncode == 0
+    done = train(*arguments(target, tmp_path / "run", "exit", tokens=900))
+    assert done.returncode == 2
+    assert "began with other --tokens or --seed (500, 0)" in done.stderr
+
+
+def test_too_few_prompts_are_told_with_numbers(target: Path, tmp_path: Path) -> None:
+    chosen = arguments(target, tmp_path / "run", "exit")
+    prompts = write_prompts(tmp_path / "few.jsonl", count=20)
+    chosen[chosen.index("--prompts") + 1] = str(prompts)
+    done = train(*chosen)
+    assert done.returncode == 2
+    assert "too few answers to train on: 20, and the first 96 are held out" in done.stderr
+
+
 def test_a_stage_alone_says_what_it_lacks(target: Path, tmp_path: Path) -> None:
     done = train("eagle3", "--target", str(target), "--out", str(tmp_path), "--stages", "train", "--tokens", "9")
     assert done.returncode == 2
@@ -136,5 +153,5 @@ def test_a_stage_alone_says_what_it_lacks(target: Path, tmp_path: Path) -> None:
 
 def test_a_target_that_does_not_fit_is_told_with_numbers(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=3e8))
-    with pytest.raises(PacelineError, match=r"needs about 0\.6 GB of memory .*target 0\.0.*0\.3 GB are free"):
-        check_memory(str(target), 26, 100)
+    with pytest.raises(PacelineError, match=r"needs about 1\.5 GB of memory .*target 0\.0.*0\.3 GB are free"):
+        check_memory(str(target), DRAFTERS["eagle3"].weights, 26, 100)

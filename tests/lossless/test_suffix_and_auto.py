@@ -57,7 +57,12 @@ def test_greedy_and_coupled_equal_plain(kind: str, k: int | None, target: Loaded
     else:
         machine = auto_engine(target, model(3, config=WIDE) if "draft" in kind else None, k=k)
     for _ in range(2):  # the second time the answers are history
-        assert [output(r) for r in run(machine, PROMPTS, params)] == alone
+        requests = run(machine, PROMPTS, params)
+        assert [output(r) for r in requests] == alone
+    for request in requests:
+        assert sum(request.stats.accepted_from.values()) == request.stats.accepted
+        assert set(request.stats.accepted_from) <= ({"suffix"} if kind == "suffix" else {"suffix", "ngram", "draft"})
+    assert any(request.stats.accepted_from for request in requests)
 
 
 @pytest.mark.parametrize("kind", ["suffix", "auto with a draft"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,17 @@ from heads import fresh
 from lab_training import Lab
 from torch import Tensor
 
+from paceline.build import Options, build_engine, load_models
+from paceline.cache.pool import BlockPool
 from paceline.device import Backend
 from paceline.heads.eagle import EagleHead
-from paceline.heads.load import load_head
+from paceline.heads.load import Head, load_head
 from paceline.heads.medusa import MedusaHead
 from paceline.heads.mtp import MtpHead
 from paceline.model.attention import Span
 from paceline.model.linear import DenseLinear
+from paceline.propose.early_exit import EarlyExitProposer
+from paceline.propose.mtp import RepeatedDepth
 from paceline.train.batches import TrainingBatch
 from paceline.train.drafters import DRAFTERS, Given
 from paceline.train.export import Card
@@ -53,56 +58,69 @@ def scores(objective: Guesses, batch: TrainingBatch) -> list[Tensor]:
     return [found(None)[0, ROW] for found in objective.guesses(batch, STEPS)]
 
 
+def drafted(lab: Lab, head: EagleHead | RepeatedDepth, batch: TrainingBatch, taps: list[Tensor]) -> list[Tensor]:
+    """The same by the head: rows 0 .. ROW with the target's states, then its own outputs, token by token."""
+    sequence, tokens = fresh(head if isinstance(head, EagleHead) else head.head), batch.tokens[0]
+    output = DenseLinear(lab.weights.output.float())
+
+    def feed(rows: list[int], features: Tensor) -> Tensor:
+        def compute(_: Sequence[int], spans: list[Span], pool: BlockPool) -> Tensor:
+            embeds = head.embed(tokens[torch.tensor(rows) + 1], lab.weights.embed)  # as the trainer sees it, in fp16
+            return head.forward(embeds, features, spans, pool)
+
+        return sequence.feed(rows, compute)[-1:]
+
+    out = feed(list(range(ROW + 1)), head.fuse([tap[: ROW + 1] for tap in taps]))
+    found = []
+    for step in range(STEPS):
+        found.append(head.logits(out, output)[0])
+        out = feed([ROW + step + 1], out)
+    return found
+
+
+def assert_close(found: list[Tensor], wanted: list[Tensor]) -> None:
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+
+def loaded(lab: Lab, folder: Path) -> Head:
+    head = load_head(str(folder), lab.weights.config, FP32)
+    if isinstance(head, EagleHead | MedusaHead):
+        assert head.target_ids is not None
+        assert head.target_ids.tolist() == VOCABULARY.tolist()
+    return head
+
+
 def test_eagle3(lab: Lab, tmp_path: Path) -> None:
     objective, batch = trained(lab, "eagle3", tmp_path)
-    head = load_head(str(tmp_path), lab.weights.config, FP32)
+    head = loaded(lab, tmp_path)
     assert isinstance(head, EagleHead)
-    assert head.target_ids is not None
-    assert head.target_ids.tolist() == VOCABULARY.tolist()
-    tokens, features = batch.tokens[0], head.fuse(list(batch.taps[0].unbind(1)))
-    sequence = fresh(head)
-    embed = lab.weights.embed  # as the trainer sees it, in fp16
-
-    def run(rows: list[int], hidden: Tensor) -> Tensor:
-        def compute(_: object, spans: list[Span], pool: object) -> Tensor:
-            following = tokens[torch.tensor(rows) + 1]
-            return head.forward(head.embed(following, embed), hidden, spans, pool)  # type: ignore[arg-type]
-
-        return sequence.feed(rows, compute)
-
-    out = run(list(range(ROW + 1)), features[: ROW + 1])[-1:]
-    for step, wanted in enumerate(scores(objective, batch)):
-        torch.testing.assert_close(head.logits(out)[0], wanted, atol=1e-4, rtol=1e-4)
-        out = run([ROW + step + 1], out)
+    assert_close(drafted(lab, head, batch, list(batch.taps[0].unbind(1))), scores(objective, batch))
 
 
 def test_mtp(lab: Lab, tmp_path: Path) -> None:
     objective, batch = trained(lab, "mtp", tmp_path)
-    head = load_head(str(tmp_path), lab.weights.config, FP32)
+    head = loaded(lab, tmp_path)
     assert isinstance(head, MtpHead)
-    output, tokens = DenseLinear(lab.weights.output.float()), batch.tokens[0]
-    sequence = fresh(head)
-
-    def run(rows: list[int], hidden: Tensor) -> Tensor:
-        def compute(_: object, spans: list[Span], pool: object) -> Tensor:
-            following = head.embed(tokens[torch.tensor(rows) + 1], lab.weights.embed)
-            return head.forward(0, following, hidden, spans, pool)  # type: ignore[arg-type]
-
-        return sequence.feed(rows, compute)
-
-    out = run(list(range(ROW + 1)), batch.last[0, : ROW + 1])[-1:]
-    for step, wanted in enumerate(scores(objective, batch)):
-        found = head.logits(out, output)[0, VOCABULARY]
-        torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
-        out = run([ROW + step + 1], out)
+    found = drafted(lab, RepeatedDepth(head), batch, [batch.last[0]])
+    assert_close([logits[VOCABULARY] for logits in found], scores(objective, batch))
 
 
 def test_medusa(lab: Lab, tmp_path: Path) -> None:
     objective, batch = trained(lab, "medusa", tmp_path)
-    head = load_head(str(tmp_path), lab.weights.config, FP32)
+    head = loaded(lab, tmp_path)
     assert isinstance(head, MedusaHead)
-    assert head.target_ids is not None
-    assert head.target_ids.tolist() == VOCABULARY.tolist()
-    found = head.logits(batch.last[0, ROW : ROW + 1], STEPS)[0]
-    for step, wanted in enumerate(scores(objective, batch)):
-        torch.testing.assert_close(found[step], wanted, atol=1e-4, rtol=1e-4)
+    assert_close(list(head.logits(batch.last[0, ROW : ROW + 1], STEPS)[0]), scores(objective, batch))
+
+
+def test_exit(lab: Lab, tmp_path: Path) -> None:
+    """Read by the method that drafts with it, at the layer and with the norm that were trained."""
+    objective, _ = trained(lab, "exit", tmp_path)
+    options = Options(str(lab.folder), method="early-exit", head=str(tmp_path), precision="fp32", threads=1)
+    proposer = build_engine(options, load_models(options)).proposer
+    assert isinstance(proposer, EarlyExitProposer)
+    assert proposer.part.layers == range(lab.weights.config.num_layers // 2)
+    (trained_norm,) = objective.module.parameters()
+    assert proposer.part.norm is not None
+    ones = torch.ones(1, lab.weights.config.hidden_size)
+    torch.testing.assert_close(proposer.part.norm(ones)[0], trained_norm / (1 + 1e-6) ** 0.5, atol=1e-4, rtol=1e-4)

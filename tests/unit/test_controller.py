@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.engine.controller import Controller
-from paceline.engine.record import Outcome, Pace, Tally
+from paceline.engine.record import DraftTimes, Outcome, Pace, Tally
 from paceline.engine.step_cost import StepCost
 from paceline.types import NO_DRAFT, Draft
 
@@ -64,7 +64,7 @@ def test_one_outlier_changes_little() -> None:
 def best_length(rate: float, fit: StepCost, cost: float, pace: float | None = None) -> int:
     """Of a method that was accepted at this rate, on a request that runs at `pace` tokens a second."""
     controller = Controller(target=fit)
-    controller.record("draft").draft_seconds = cost
+    controller.record("draft").times.learn(1, cost)
     controller.record("draft").everywhere = Tally(0.99, 1e6 * rate, 1e6)
     if pace is not None:
         controller.paces[0] = Pace(1e6 * pace, 1e6)
@@ -204,3 +204,37 @@ def test_a_draft_goes_on_while_a_token_earns_its_time() -> None:
     assert controller.pace(0) == pytest.approx(5 / 0.14, rel=0.15)
     assert controller.break_even("draft") == pytest.approx(controller.pace(0) * (0.01 + row), rel=0.05)
     assert Controller(fixed=3).break_even("draft") == 0
+
+
+def test_what_a_draft_costs_is_told_apart_from_what_its_levels_do() -> None:
+    times = DraftTimes()
+    for levels in (1, 3, 2, 5, 1, 4):
+        times.learn(levels, 0.5 + 0.2 * levels)
+    assert times.line() == pytest.approx((0.5, 0.2))
+
+
+def test_drafts_that_were_all_as_deep_charge_their_levels() -> None:
+    times = DraftTimes()
+    for _ in range(5):
+        times.learn(4, 2.0)
+    assert times.line() == pytest.approx((0.0, 0.5))
+
+
+def test_a_draft_that_was_held_up_counts_as_twice_what_it_should_take() -> None:
+    held, plain = DraftTimes(), DraftTimes()
+    for times, last in ((held, 1000.0), (plain, 2 * 0.9)):
+        for levels in (1, 2, 1, 2):
+            times.learn(levels, 0.5 + 0.2 * levels)
+        times.learn(2, last)
+    assert held.line() == pytest.approx(plain.line())
+
+
+def test_a_draft_that_takes_long_to_begin_has_to_promise_more() -> None:
+    """The same levels at the same price: what is paid before the first one is lost at the request's pace."""
+    gains = []
+    for begin in (0.0, 0.01):
+        controller = Controller(target=measured(0.05, 0.004))
+        for levels in (1, 3, 2, 5):
+            controller.record("draft").times.learn(levels, begin + 0.004 * levels)
+        gains.append(controller.expectation("draft", 0)[0])
+    assert gains[0] - gains[1] == pytest.approx(0.01 / 0.05, rel=0.02)

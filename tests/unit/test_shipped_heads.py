@@ -50,6 +50,12 @@ def test_other_models_have_none(folder: str) -> None:
         Options("smollm2-135m", method="eagle", head="none")
 
 
+@pytest.mark.parametrize("method", ["medusa", "mtp"])
+def test_a_method_of_another_kind_of_head_still_needs_one(folder: str, method: str) -> None:
+    with pytest.raises(PacelineError, match=f"method '{method}' needs a head"):
+        Options("smollm2-135m", method=method)
+
+
 @pytest.mark.parametrize("path", sorted(shipped.FOLDER.iterdir()), ids=lambda path: path.name)
 def test_what_is_shipped_is_small_and_tells_how_it_was_made(path: Path) -> None:
     assert path.name in PRESETS

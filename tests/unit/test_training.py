@@ -18,6 +18,7 @@ from paceline.errors import PacelineError
 from paceline.train.acceptance import Acceptance, walk
 from paceline.train.batches import batches
 from paceline.train.capture import Capture, new_index, store
+from paceline.train.drafters import DRAFTERS
 from paceline.train.responses import Response, ResponseConfig, read_responses, write_responses
 from paceline.train.shards import Shards
 from paceline.train.source import Stored, Streamed
@@ -176,6 +177,28 @@ def test_answers_go_on_behind_the_last_whole_line(lab: Lab, tmp_path: Path) -> N
     every = answer(ResponseConfig(max_tokens=8))
     assert every[: len(some)] == some
     assert sorted(each.id for each in every) == sorted(f"p{i}" for i in range(12))
+
+
+def test_answers_that_are_enough_cost_no_more(lab: Lab, tmp_path: Path) -> None:
+    from paceline.bench.tasks import load_prompts
+
+    prompts = load_prompts(write_prompts(tmp_path / "prompts.jsonl"))
+    path, config = tmp_path / "responses.jsonl", ResponseConfig(max_tokens=8, tokens=30)
+    for _ in range(2):
+        write_responses(lab.models, prompts, path, config, lambda tokens: None, lambda: False)
+    once = path.read_text()
+    write_responses(lab.models, prompts, path, config, lambda tokens: None, lambda: False)
+    assert path.read_text() == once
+    assert len(once.splitlines()) < 12
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "mtp", "draft", "exit"])
+def test_the_memory_estimate_counts_the_weights_that_are_trained(lab: Lab, kind: str) -> None:
+    """Norms aside."""
+    objective, _ = lab.objective(kind)
+    matrices = sum(each.numel() for each in objective.module.parameters() if each.dim() > 1)
+    told = DRAFTERS[kind].weights(lab.weights.config, LETTERS)
+    assert told == (matrices or lab.weights.config.hidden_size)
 
 
 # Mistakes and misfortunes

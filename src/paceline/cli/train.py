@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _DATA, _BUDGET = "Data", "Budget"
 
 Kind = Annotated[str, typer.Argument(help="eagle3, medusa, mtp, draft or exit.")]
-Target = Annotated[str, typer.Option("--target", "-t", help="Preset, directory, .gguf file or hub id.")]
+Target = Annotated[str, typer.Option("--target", "-m", help="Preset, directory, .gguf file or hub id.")]
 Prompts = Annotated[
     Path | None, typer.Option(help="JSON lines of prompts for the target to answer.", rich_help_panel=_DATA)
 ]

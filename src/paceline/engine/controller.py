@@ -186,7 +186,7 @@ class Controller:
             dearest = max(sources, key=lambda source: self.record(source).draft_seconds or 0.0)
             levels = max(outcome.levels for outcome in asked if outcome.source == dearest)
             if len(sources) == 1 or self.record(dearest).draft_seconds is not None:
-                self.record(dearest).learn_cost(levels, draft_seconds)
+                self.record(dearest).times.learn(levels, draft_seconds)
 
     def _rest(self, outcomes: Sequence[Outcome]) -> None:
         """Methods that were not in use are judged less and less by what they showed when they were."""

@@ -40,6 +40,9 @@ class Tally:
         return (self.accepted + weight * prior) / (self.tried + weight)
 
 
+FADING = 0.95  # of what a draft took, from one to the next
+
+
 @dataclass
 class DraftTimes:
     """Seconds of drafts as a line over their levels, by least squares; old ones fade.
@@ -58,11 +61,11 @@ class DraftTimes:
         if self.weight:
             begin, level = self.line()
             seconds = min(seconds, 2 * (begin + level * levels))
-        for name, value in (
-            ("weight", 1.0), ("levels", levels), ("seconds", seconds), ("squares", levels**2),
-            ("products", levels * seconds),
-        ):  # fmt: skip
-            setattr(self, name, 0.95 * getattr(self, name) + value)
+        self.weight = FADING * self.weight + 1.0
+        self.levels = FADING * self.levels + levels
+        self.seconds = FADING * self.seconds + seconds
+        self.squares = FADING * self.squares + levels**2
+        self.products = FADING * self.products + levels * seconds
 
     def line(self) -> tuple[float, float]:
         """(seconds that every draft takes, seconds of a level)."""
@@ -79,9 +82,7 @@ class DraftTimes:
 class Record:
     """What one method has shown: its cost, its rate, its acceptance over all requests and on those under way."""
 
-    draft_seconds: float | None = None  # per level of a draft, for the whole batch
-    begin_seconds: float = 0.0  # of a draft, however deep
-    times: DraftTimes = field(default_factory=DraftTimes)
+    times: DraftTimes = field(default_factory=DraftTimes)  # for the whole batch
     asked_at: int = 0  # the step in which it was last asked to draft
     everywhere: Tally = field(default_factory=lambda: Tally(0.99))
     requests: dict[int, Tally] = field(default_factory=dict)
@@ -91,9 +92,15 @@ class Record:
         elsewhere = self.everywhere.rate(prior=0.75, weight=4.0)
         return self.requests.get(request, NOTHING_TRIED).rate(prior=elsewhere, weight=4.0)
 
-    def learn_cost(self, levels: int, seconds: float) -> None:
-        self.times.learn(levels, seconds)
-        self.begin_seconds, self.draft_seconds = self.times.line()
+    @property
+    def draft_seconds(self) -> float | None:
+        """Of a level of a draft; None as long as nothing was timed."""
+        return self.times.line()[1] if self.times.weight else None
+
+    @property
+    def begin_seconds(self) -> float:
+        """Of a draft, however deep."""
+        return self.times.line()[0] if self.times.weight else 0.0
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
         self.everywhere.learn(outcomes)

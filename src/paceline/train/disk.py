@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -26,6 +28,12 @@ def said_plainly(path: Path) -> Iterator[None]:
                 "it goes on where it stopped"
             ) from None
         raise PacelineError(f"cannot write {path}: {getattr(error, 'strerror', None) or text}") from None
+
+
+def write_json(path: Path, content: object, **options: Any) -> None:
+    """As `write_whole`."""
+    text = json.dumps(content, **options) + "\n"
+    write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:

@@ -13,7 +13,7 @@ from paceline.model.config import ModelConfig
 from paceline.model.rope import Rope
 from paceline.train.batches import TrainingBatch
 from paceline.train.export import Card, export_draft
-from paceline.train.modules import Angles, Attention, Mlp, RmsNorm, layer_config
+from paceline.train.modules import Angles, Attention, Mlp, RmsNorm, layer_config, layer_weights
 from paceline.train.rows import RowGuesses
 from paceline.train.target import TargetWeights
 
@@ -80,30 +80,28 @@ class DraftObjective(RowGuesses):
     """The loss looks at the commonest tokens alone; `--draft-vocab` can have the draft score only such, too."""
 
     module: DraftModule
-    target: TargetWeights
-    commonest: Tensor
-
-    @property
-    def vocabulary(self) -> Tensor:
-        return self.commonest
 
     def hidden(self, batch: TrainingBatch) -> Tensor:
         found: Tensor = self.module(batch.tokens)
         return found
 
     def score(self, hidden: Tensor) -> Tensor:
-        return nn.functional.linear(hidden, self.module.embed_tokens.weight[self.commonest])
+        return nn.functional.linear(hidden, self.module.embed_tokens.weight[self.vocabulary])
 
 
 def default_taps(target: ModelConfig) -> tuple[int, ...]:
     return ()
 
 
+def weights(target: ModelConfig, scored: int) -> int:
+    return target.hidden_size * target.vocab_size + LAYERS * layer_weights(target, target.hidden_size)
+
+
 def objective(given: Given) -> DraftObjective:
     """Of the target's width and a few of its layers."""
     module = DraftModule(replace(layer_config(given.target.config, LAYERS), tie_embeddings=True))
     module.begin_as(given.target)
-    return DraftObjective(module, given.target, given.vocabulary)
+    return DraftObjective(module, given.target, given.vocabulary, steps=1)
 
 
 def export(folder: Path, card: Card, trained: Objective) -> None:

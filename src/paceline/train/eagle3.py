@@ -15,7 +15,7 @@ from paceline.model.config import ModelConfig
 from paceline.model.rope import Rope
 from paceline.train.batches import TrainingBatch, ahead
 from paceline.train.export import Card, export_eagle3
-from paceline.train.modules import Angles, Attention, Mlp, Past, RmsNorm, layer_config
+from paceline.train.modules import Angles, Attention, Mlp, Past, RmsNorm, layer_config, layer_weights
 from paceline.train.objective import Guesses, Scores
 from paceline.train.target import TargetWeights
 
@@ -42,17 +42,16 @@ class Layer(nn.Module):
 
 
 class Eagle3Module(nn.Module):
-    """The head with the names of its file. `vocabulary` [D]: the target's ids that it scores."""
+    """The head with the names of its file. `scored`: tokens that it scores."""
 
-    def __init__(self, config: ModelConfig, taps: int, vocabulary: Tensor) -> None:
+    def __init__(self, config: ModelConfig, taps: int, scored: int) -> None:
         super().__init__()
         assert config.rope is not None
         self.config, self.rope = config, Rope(config.rope, config.head_dim, torch.device("cpu"))
-        self.vocabulary = vocabulary
         self.fc = nn.Linear(taps * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList([Layer(config)])  # a list for the names' sake
         self.norm = RmsNorm(config.hidden_size, config.norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, len(vocabulary), bias=False)
+        self.lm_head = nn.Linear(config.hidden_size, scored, bias=False)
 
     @property
     def layer(self) -> Layer:
@@ -61,7 +60,7 @@ class Eagle3Module(nn.Module):
         return layer
 
     @torch.no_grad()
-    def begin_as(self, target: TargetWeights) -> None:
+    def begin_as(self, target: TargetWeights, vocabulary: Tensor) -> None:
         """Begin as the target's own last layer, norm and output rows, fed with the highest tap.
 
         A head that begins so has a scale of features and an attention that make sense; what it has to learn is to take
@@ -71,7 +70,7 @@ class Eagle3Module(nn.Module):
         self.fc.weight.zero_()
         self.fc.weight[:, -hidden:] = torch.eye(hidden)
         self.norm.weight.copy_(target.final_norm)
-        self.lm_head.weight.copy_(target.rows(self.vocabulary))
+        self.lm_head.weight.copy_(target.rows(vocabulary))
         if own := target.layer(target.config.num_layers - 1):
             layer.hidden_norm.weight.copy_(own["input_norm"])
             layer.self_attn.begin_as(own)
@@ -96,12 +95,6 @@ class Eagle3Module(nn.Module):
 @dataclass
 class Eagle3Objective(Guesses):
     module: Eagle3Module
-    target: TargetWeights
-    steps: int = 4
-
-    @property
-    def vocabulary(self) -> Tensor:
-        return self.module.vocabulary
 
     def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
         for features in self.module.unroll(batch, self.target.embed(batch.tokens), steps):
@@ -116,13 +109,18 @@ def default_taps(target: ModelConfig) -> tuple[int, ...]:
     return tuple(sorted({min(2, target.num_layers), target.num_layers // 2, max(target.num_layers - 3, 0)}))
 
 
+def weights(target: ModelConfig, scored: int) -> int:
+    hidden = target.hidden_size
+    return hidden * (len(default_taps(target)) * hidden + scored) + layer_weights(target, 2 * hidden)
+
+
 def objective(given: Given) -> Eagle3Objective:
-    module = Eagle3Module(layer_config(given.target.config), len(given.taps), given.vocabulary)
-    module.begin_as(given.target)
-    return Eagle3Objective(module, given.target)
+    module = Eagle3Module(layer_config(given.target.config), len(given.taps), len(given.vocabulary))
+    module.begin_as(given.target, given.vocabulary)
+    return Eagle3Objective(module, given.target, given.vocabulary)
 
 
 def export(folder: Path, card: Card, trained: Objective) -> None:
     assert isinstance(trained, Eagle3Objective)
     config = layer_config(card.config)
-    export_eagle3(folder, replace(card, config=config), trained.module.state_dict(), trained.module.vocabulary)
+    export_eagle3(folder, replace(card, config=config), trained.module.state_dict(), trained.vocabulary)

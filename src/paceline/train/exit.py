@@ -32,12 +32,6 @@ class ExitModule(nn.Module):
 @dataclass
 class ExitObjective(RowGuesses):
     module: ExitModule
-    target: TargetWeights
-    commonest: Tensor
-
-    @property
-    def vocabulary(self) -> Tensor:
-        return self.commonest
 
     def hidden(self, batch: TrainingBatch) -> Tensor:
         normed: Tensor = self.module.norm(batch.taps[:, :, 0])
@@ -52,8 +46,12 @@ def default_taps(target: ModelConfig) -> tuple[int, ...]:
     return (max(1, target.num_layers // 2),)
 
 
+def weights(target: ModelConfig, scored: int) -> int:
+    return target.hidden_size
+
+
 def objective(given: Given) -> ExitObjective:
-    return ExitObjective(ExitModule(given.target), given.target, given.vocabulary)
+    return ExitObjective(ExitModule(given.target), given.target, given.vocabulary, steps=1)
 
 
 def export(folder: Path, card: Card, trained: Objective) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.model.config import ModelConfig, RopeConfig
-from paceline.train.disk import write_whole
+from paceline.train.disk import write_json, write_whole
 from paceline.weights.load import load_tokenizer
 from paceline.weights.presets import PRESETS
 from paceline.weights.resolve import resolve
@@ -158,9 +157,7 @@ def rope_raw(rope: RopeConfig) -> dict[str, Any]:
 
 
 def _write(folder: Path, raw: Mapping[str, Any], tensors: Mapping[str, Tensor], card: Card) -> None:
-    texts = {"config.json": raw, "training.json": card.run}
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
     write_whole(folder / "model.safetensors", partial(save_file, contiguous, metadata={"format": "pt"}))
-    for name, content in texts.items():
-        text = json.dumps(content, indent=2, sort_keys=True) + "\n"
-        write_whole(folder / name, lambda path, text=text: path.write_text(text, encoding="utf-8"))  # type: ignore[misc]
+    write_json(folder / "config.json", raw, indent=2, sort_keys=True)
+    write_json(folder / "training.json", card.run, indent=2, sort_keys=True)

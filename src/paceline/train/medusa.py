@@ -37,12 +37,11 @@ class ResidualBlock(nn.Module):
 
 
 class MedusaModule(nn.Module):
-    """`vocabulary` [D]: the target's ids that are scored. The output, which the heads share, begins as the target's."""
+    """The output over `vocabulary` [D], which the heads share, begins as the target's."""
 
     def __init__(self, target: TargetWeights, vocabulary: Tensor, heads: int = HEADS) -> None:
         super().__init__()
         hidden = target.config.hidden_size
-        self.vocabulary = vocabulary
         self.blocks = nn.ModuleList([ResidualBlock(hidden) for _ in range(heads)])
         self.lm_head = nn.Linear(hidden, len(vocabulary), bias=False)
         self.lm_head.weight.data.copy_(target.rows(vocabulary))
@@ -55,12 +54,6 @@ class MedusaModule(nn.Module):
 @dataclass
 class MedusaObjective(Guesses):
     module: MedusaModule
-    target: TargetWeights
-    steps: int = HEADS
-
-    @property
-    def vocabulary(self) -> Tensor:
-        return self.module.vocabulary
 
     def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
         """Head d reads the row's own hidden state, whatever lies between."""
@@ -75,8 +68,12 @@ def default_taps(target: ModelConfig) -> tuple[int, ...]:
     return ()
 
 
+def weights(target: ModelConfig, scored: int) -> int:
+    return target.hidden_size * (HEADS * target.hidden_size + scored)
+
+
 def objective(given: Given) -> MedusaObjective:
-    return MedusaObjective(MedusaModule(given.target, given.vocabulary), given.target)
+    return MedusaObjective(MedusaModule(given.target, given.vocabulary), given.target, given.vocabulary, HEADS)
 
 
 def export(folder: Path, card: Card, trained: Objective) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -14,20 +15,23 @@ from paceline.weights.resolve import Checkpoint, resolve
 GB = 1e9
 OPTIMISED = 16  # bytes a trained weight: itself, its gradient, Adam's two moments, all fp32
 UNROLLED = 4  # steps whose logits are kept for the gradient
-ITSELF = 0.6 * GB  # Python, PyTorch, what is mapped of the data
+ITSELF = 1.5 * GB  # Python, PyTorch, the data that is being read, room between allocations
+Weights = Callable[[ModelConfig, int], int]
+"""How many weights are trained for a target, of a drafter that scores so many tokens."""
 
 
-def needed_bytes(checkpoint: Checkpoint, config: ModelConfig, draft_vocab: int, rows: int) -> dict[str, float]:
-    """What takes most of the memory of a run, by name: an estimate from above for any kind of head."""
+def needed_bytes(
+    checkpoint: Checkpoint, config: ModelConfig, weights: Weights, draft_vocab: int, rows: int
+) -> dict[str, float]:
+    """What takes most of the memory of a run, by name."""
     hidden, inner, vocab = config.hidden_size, config.intermediate_size, config.vocab_size
-    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    weights = hidden * (5 * hidden + 2 * heads + 3 * inner + min(draft_vocab, vocab))
+    scored = min(draft_vocab, vocab)
     tables = 1 if config.tie_embeddings else 2
     return {
         "target": 1.1 * size_on_disk(checkpoint),
         "its embedding": 2.0 * tables * vocab * hidden,
-        "drafter and optimiser": float(OPTIMISED * weights),
-        "a batch": rows * UNROLLED * 4.0 * (4 * min(draft_vocab, vocab) + 4 * inner + 16 * hidden),
+        "drafter and optimiser": float(OPTIMISED * weights(config, scored)),
+        "a batch": rows * UNROLLED * 4.0 * (4 * scored + 4 * inner + 16 * hidden),
         "the rest": ITSELF,
     }
 
@@ -38,10 +42,10 @@ def size_on_disk(checkpoint: Checkpoint) -> int:
     return sum(file.stat().st_size for file in Path(checkpoint.path).glob("*.safetensors"))
 
 
-def check_memory(target: str, draft_vocab: int, rows: int) -> None:
+def check_memory(target: str, weights: Weights, draft_vocab: int, rows: int) -> None:
     """Raises PacelineError where more would be needed than is free."""
     checkpoint = resolve(target)
-    parts = needed_bytes(checkpoint, open_source(checkpoint).config, draft_vocab, rows)
+    parts = needed_bytes(checkpoint, open_source(checkpoint).config, weights, draft_vocab, rows)
     free = psutil.virtual_memory().available
     if sum(parts.values()) > free:
         told = ", ".join(f"{name} {size / GB:.1f}" for name, size in parts.items())

@@ -26,6 +26,12 @@ def layer_config(target: ModelConfig, layers: int = 1, family: str = "llama") ->
     )  # fmt: skip
 
 
+def layer_weights(target: ModelConfig, width: int) -> int:
+    """Of the matrices of one layer whose attention reads `width` features."""
+    heads, kv_heads = target.num_heads * target.head_dim, target.num_kv_heads * target.head_dim
+    return width * (heads + 2 * kv_heads) + target.hidden_size * (heads + 3 * target.intermediate_size)
+
+
 class RmsNorm(nn.RMSNorm):
     """In fp32 whatever comes in: PyTorch has one kernel for that, and several where the dtypes differ."""
 

@@ -15,7 +15,7 @@ from paceline.model.config import ModelConfig
 from paceline.model.rope import Rope
 from paceline.train.batches import TrainingBatch, ahead
 from paceline.train.export import Card, export_mtp
-from paceline.train.modules import Angles, Attention, Mlp, Past, RmsNorm, layer_config
+from paceline.train.modules import Angles, Attention, Mlp, Past, RmsNorm, layer_config, layer_weights
 from paceline.train.objective import Guesses, Scores
 from paceline.train.target import TargetWeights
 
@@ -90,13 +90,6 @@ class MtpObjective(Guesses):
     """The loss looks at the commonest tokens alone: the target's whole output would cost more than the block."""
 
     module: MtpModule
-    target: TargetWeights
-    commonest: Tensor
-    steps: int = 4
-
-    @property
-    def vocabulary(self) -> Tensor:
-        return self.commonest
 
     def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
         for hidden in self.module.unroll(batch.last, self.target.embed(batch.tokens), steps):
@@ -108,6 +101,10 @@ class MtpObjective(Guesses):
 
 def default_taps(target: ModelConfig) -> tuple[int, ...]:
     return ()
+
+
+def weights(target: ModelConfig, scored: int) -> int:
+    return 2 * target.hidden_size**2 + layer_weights(target, target.hidden_size)
 
 
 def objective(given: Given) -> MtpObjective:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
@@ -23,21 +24,20 @@ class Scores(Protocol):
     def __call__(self, rows: Tensor | None) -> Tensor: ...
 
 
+@dataclass
 class Guesses(ABC):
     """Drafters that guess the tokens behind a row's own next one. Depth d of row s guesses x_{s + d + 2}.
 
     The loss is soft cross-entropy against the target's distribution over the draft vocabulary (EAGLE-3, section 3);
     rows whose likeliest token is not in it are left out.
+
+    vocabulary [D]: the target's ids that are scored; steps: depths that are trained.
     """
 
     module: nn.Module
     target: TargetWeights
-    steps: int
-
-    @property
-    @abstractmethod
-    def vocabulary(self) -> Tensor:
-        """The target's ids [D] that are scored."""
+    vocabulary: Tensor
+    steps: int = 4
 
     @abstractmethod
     def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:

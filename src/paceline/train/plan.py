@@ -13,7 +13,7 @@ import torch
 
 import paceline
 from paceline.errors import PacelineError
-from paceline.train.disk import write_whole
+from paceline.train.disk import write_json
 from paceline.train.responses import Response
 
 
@@ -38,8 +38,7 @@ class Plan:
     python: str = platform.python_version()
 
     def save(self, path: Path) -> None:
-        text = json.dumps(asdict(self)) + "\n"
-        write_whole(path, lambda partial: partial.write_text(text, encoding="utf-8"))
+        write_json(path, asdict(self))
 
     @classmethod
     def load(cls, path: Path) -> Plan | None:

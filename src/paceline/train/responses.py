@@ -58,7 +58,8 @@ def write_responses(
     total = sum(len(each.response) for each in kept)
     progress(total)
     done = {each.id for each in kept}
-    waiting = iter([prompt for prompt in shuffled(prompts, config.seed) if prompt.id not in done])
+    enough = config.tokens is not None and total >= config.tokens
+    waiting = iter([] if enough else [prompt for prompt in shuffled(prompts, config.seed) if prompt.id not in done])
     engine = build_engine(Options(models.target.name, method="none", engine=EngineConfig(max_batch=BATCH)), models)
     with said_plainly(path), path.open("a", encoding="utf-8") as file:
         for response in _answers(engine, waiting, config):

@@ -17,8 +17,6 @@ from paceline.train.objective import Guesses, Scores
 
 
 class RowGuesses(Guesses):
-    steps = 1
-
     @abstractmethod
     def hidden(self, batch: TrainingBatch) -> Tensor:
         """[B, S, H']: row s guesses x_{s+1}."""

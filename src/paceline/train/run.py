@@ -17,7 +17,7 @@ import torch
 
 from paceline.bench.tasks import load_prompts
 from paceline.build import Models, Options, load_models
-from paceline.device import set_threads
+from paceline.device import bound_product_cache, set_threads
 from paceline.errors import PacelineError
 from paceline.train.acceptance import Acceptance
 from paceline.train.capture import Capture, new_index, store
@@ -87,9 +87,11 @@ class Run:
 
         Raises PacelineError for what the user can mend; what was written before stays, and the same command goes on.
         """
-        check_memory(self.config.target, self.config.draft_vocab, self.config.train.rows)
+        bound_product_cache()
+        config = self.config
+        check_memory(config.target, self._drafter.weights, config.draft_vocab, config.train.rows)
         result = None
-        for stage in self.config.stages:
+        for stage in config.stages:
             if stage == "responses":
                 self._responses()
             elif stage == "capture":
@@ -112,9 +114,10 @@ class Run:
         self.display.note(f"{total:,} tokens of answers in {path}")
 
     def _capture(self) -> None:
-        config, responses = self.config, self._read
+        config = self.config
         if config.disk == 0:
             return
+        responses = self._read
         shards = Shards.open(self._captured) or Shards(self._captured, new_index(self._target, self._taps))
         shards.check(self._target.key, self._taps)
         capture = Capture(self._target, shards.index.taps)
@@ -151,6 +154,11 @@ class Run:
         if found is not None:
             if (found.kind, found.target_key) != (config.kind, self._target.key):
                 raise PacelineError(f"{config.out} holds a run of {found.kind} for {found.target}; use another --out")
+            if (found.tokens, found.seed) != (config.train.tokens, config.train.seed):
+                raise PacelineError(
+                    f"the run in {config.out} began with other --tokens or --seed ({found.tokens}, {found.seed}); "
+                    "go on with those, or use another --out"
+                )
             return found
         known, size = self._read, self._target.config.vocab_size
         vocabulary, covered = commonest_tokens(known, size, config.draft_vocab)

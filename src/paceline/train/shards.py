@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.errors import PacelineError
-from paceline.train.disk import write_whole
+from paceline.train.disk import write_json, write_whole
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,7 @@ class Shards:
         write_whole(self._file(self.count), partial(save_file, tensors))
         self.index.sequences.append(len(passages))
         self.index.tokens.append(len(tensors["tokens"]))
-        text = json.dumps(asdict(self.index))
-        write_whole(self.folder / "index.json", lambda path: path.write_text(text, encoding="utf-8"))
+        write_json(self.folder / "index.json", asdict(self.index))
 
     def read(self, number: int) -> list[Passage]:
         """The passages of one shard; their tensors lie in the mapped file until they are used."""

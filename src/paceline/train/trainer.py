@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from paceline.errors import PacelineError
 from paceline.train.acceptance import Acceptance, walk
 from paceline.train.batches import TrainingBatch, batches
+from paceline.train.capture import HELD_OUT_SEQUENCES
 from paceline.train.disk import said_plainly, write_whole
 from paceline.train.source import Source
 
@@ -87,7 +88,11 @@ class Trainer:
         if config.tokens is None and config.seconds is None:
             raise PacelineError("say how long to train: --hours or --tokens")
         if not self.source.units:
-            raise PacelineError("there are too few responses to hold some out and train on the rest; give more prompts")
+            count = len(self.source.held_out())
+            raise PacelineError(
+                f"there are too few answers to train on: {count}, and the first {HELD_OUT_SEQUENCES} are held out; "
+                "give more prompts"
+            )
         self.optimizer = torch.optim.AdamW(
             self.objective.module.parameters(), config.rate, (0.9, 0.95), weight_decay=config.weight_decay, fused=True
         )
