@@ -138,7 +138,7 @@ def bound_product_cache() -> None:
     oneDNN keeps code and memory for the shapes of its latest 1,024 products. In training almost every product has a
     shape of its own, which comes to gigabytes; a few are as quick.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "64")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 
 
 def leave_threads_to_kernels() -> None:

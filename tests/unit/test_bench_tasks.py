@@ -38,6 +38,11 @@ def test_rows_of_messages_keep_every_message(tmp_path: Path) -> None:
     assert load_prompts(file) == [BenchPrompt("a", "chat", messages)]
 
 
+def test_a_row_with_a_bare_prompt_asks_it(tmp_path: Path) -> None:
+    (found,) = load_prompts(write(tmp_path, {"id": "t/1", "category": "math", "prompt": "1 + 1?"}))
+    assert (found.kind, found.messages) == ("math", [{"role": "user", "content": "1 + 1?"}])
+
+
 def test_rows_of_turns_ask_the_first_turn_under_their_category(tmp_path: Path) -> None:
     row = {"id": "h/1", "category": "humaneval", "turns": ["First?", "Then?"], "prompt": "def f():", "test": "..."}
     assert load_prompts(write(tmp_path, row)) == [

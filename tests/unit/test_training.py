@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from lab_training import LETTERS, Lab, gradients, write_prompts
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -204,8 +205,15 @@ def test_the_memory_estimate_counts_the_weights_that_are_trained(lab: Lab, kind:
 # Mistakes and misfortunes
 
 
+FULL = [
+    OSError(errno.ENOSPC, "No space left on device"), OSError(errno.EDQUOT, "Disk quota exceeded"),
+    SafetensorError("I/O error: No space left on device (os error 28)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", FULL, ids=["disk", "quota", "safetensors"])
 def test_a_full_disk_is_said_and_leaves_what_was_whole(
-    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr("paceline.train.capture.SHARD_TOKENS", 100)
     monkeypatch.setattr("paceline.train.capture.HELD_OUT_SEQUENCES", 6)
@@ -214,7 +222,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_whole(
     def full(tensors: dict[str, Tensor], path: os.PathLike[str]) -> None:
         if len(written) == 2:
             Path(path).write_bytes(b"half of it")
-            raise OSError(errno.ENOSPC, "No space left on device")
+            raise error
         written.append(str(path))
         save(tensors, path)
 
