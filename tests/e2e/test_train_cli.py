@@ -153,5 +153,5 @@ def test_a_stage_alone_says_what_it_lacks(target: Path, tmp_path: Path) -> None:
 
 def test_a_target_that_does_not_fit_is_told_with_numbers(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=3e8))
-    with pytest.raises(PacelineError, match=r"needs about 1\.5 GB of memory .*target 0\.0.*0\.3 GB are free"):
+    with pytest.raises(PacelineError, match=r"needs about 2\.5 GB of memory .*target 0\.0.*0\.3 GB are free"):
         check_memory(str(target), DRAFTERS["eagle3"].weights, 26, 100)

@@ -15,7 +15,7 @@ from paceline.weights.resolve import Checkpoint, resolve
 GB = 1e9
 OPTIMISED = 16  # bytes a trained weight: itself, its gradient, Adam's two moments, all fp32
 UNROLLED = 4  # steps whose logits are kept for the gradient
-ITSELF = 1.5 * GB  # Python, PyTorch, the data that is being read, room between allocations
+ITSELF = 2.5 * GB  # Python, PyTorch, the data that is being read, what lies between allocations
 Weights = Callable[[ModelConfig, int], int]
 """How many weights are trained for a target, of a drafter that scores so many tokens."""
 
