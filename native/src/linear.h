@@ -48,13 +48,14 @@ struct Group32 {
     F d, d1, m;
 };
 
-// zero: log2 of what q is stored above its value by (-1: nothing). wide: q passes 127.
+// zero: log2 of what q is stored above its value by (-1: nothing). bits: of q.
 template <Format> struct Reader;
 
 // One group a superblock: d, then m if there is a MINIMUM, the fifth bits if there are, and the low bits.
 template <int ZERO, bool MINIMUM, bool FIFTH> struct PlainReader {
     static constexpr int zero = ZERO;
-    static constexpr bool minimum = MINIMUM, halves = false, wide = false;
+    static constexpr int bits = FIFTH ? 5 : 4;
+    static constexpr bool minimum = MINIMUM, halves = false;
     explicit PlainReader(const uint8_t* p) : p(p) {}
     PL_INLINE void read(int, Group32& g) const {
         constexpr int fifth = MINIMUM ? 64 : 32, low = fifth + (FIFTH ? 64 : 0);
@@ -72,8 +73,8 @@ template <> struct Reader<Q5_0> : PlainReader<4, false, true> { using PlainReade
 template <> struct Reader<Q5_1> : PlainReader<-1, true, true> { using PlainReader::PlainReader; };
 
 template <> struct Reader<Q8_0> {
-    static constexpr int zero = 7;
-    static constexpr bool minimum = false, halves = false, wide = true;
+    static constexpr int zero = 7, bits = 8;
+    static constexpr bool minimum = false, halves = false;
     explicit Reader(const uint8_t* p) : p(p) {}
     PL_INLINE void read(int, Group32& g) const {
         g.d = half(p);
@@ -83,9 +84,9 @@ template <> struct Reader<Q8_0> {
 };
 
 // D, M, s and t of the K formats: the products are exact in fp32 (11 + 8 bits).
-template <int BYTES> struct ScaledReader {
-    static constexpr int zero = -1;
-    static constexpr bool minimum = true, halves = false, wide = false;
+template <int BITS, int BYTES> struct ScaledReader {
+    static constexpr int zero = -1, bits = BITS;
+    static constexpr bool minimum = true, halves = false;
     explicit ScaledReader(const uint8_t* p) : p(p), scale(half(p)), lowest(sub(PL_ISA::zero(), half(p + 32))) {}
     PL_INLINE const uint8_t* scales(int group, Group32& g) const {
         g.d = mul(scale, load_u8(p + 64 + 16 * group));
@@ -96,12 +97,12 @@ template <int BYTES> struct ScaledReader {
     F scale, lowest;
 };
 
-template <> struct Reader<Q4_K> : ScaledReader<256> {
+template <> struct Reader<Q4_K> : ScaledReader<4, 256> {
     using ScaledReader::ScaledReader;
     PL_INLINE void read(int group, Group32& g) const { low_quads(scales(group, g), g.w); }
 };
 
-template <> struct Reader<Q5_K> : ScaledReader<320> {
+template <> struct Reader<Q5_K> : ScaledReader<5, 320> {
     using ScaledReader::ScaledReader;
     PL_INLINE void read(int group, Group32& g) const {
         const uint8_t* own = scales(group, g);
@@ -111,8 +112,8 @@ template <> struct Reader<Q5_K> : ScaledReader<320> {
 };
 
 template <> struct Reader<Q6_K> {
-    static constexpr int zero = 5;
-    static constexpr bool minimum = false, halves = true, wide = false;
+    static constexpr int zero = 5, bits = 6;
+    static constexpr bool minimum = false, halves = true;
     explicit Reader(const uint8_t* p) : p(p), scale(half(p)) {}
     PL_INLINE void read(int group, Group32& g) const {
         g.d = mul(scale, load_s8(p + 32 + 32 * group));
@@ -131,9 +132,9 @@ template <int ZERO> PL_INLINE I start(int32_t negative_sum) {
     else return shift_left<ZERO>(set(negative_sum));
 }
 
-// With more rows than this a group is computed so slowly that the processor's own prefetching falls behind, and asking for
-// the weights AHEAD bytes further on makes memory and arithmetic overlap; with one row, asking only gets in the way (measured).
-constexpr int STREAMED = 1, AHEAD = 4096;
+// With more rows than STREAMED a group is computed so slowly that the processor's own prefetching falls behind, and asking
+// for the weights AHEAD bytes further on makes memory and arithmetic overlap; with fewer, asking gets in the way (measured).
+constexpr int AHEAD = 4096;
 
 // A group's part of `ROWS` rows, u of the comment above. Rows take turns, since a row's sums wait for each other.
 template <class R, int ROWS> PL_INLINE void products(const Group32& g, const Activations* x, F (&u)[ROWS]) {
@@ -141,16 +142,12 @@ template <class R, int ROWS> PL_INLINE void products(const Group32& g, const Act
     if constexpr (R::halves) {
         I high[ROWS];
         for (int r = 0; r < ROWS; ++r) sum[r] = start<R::zero>(x[r].negative_low), high[r] = start<R::zero>(x[r].negative_high);
-        for (int j = 0; j < 4; ++j)
-            for (int r = 0; r < ROWS; ++r) {
-                sum[r] = dot<R::wide>(sum[r], g.w[j], x[r].q + 4 * j);
-                high[r] = dot<R::wide>(high[r], g.w[j + 4], x[r].q + 4 * j + 16);
-            }
+        add_dots<R::bits, 4, ROWS>(g.w, x, 0, sum);
+        add_dots<R::bits, 4, ROWS>(g.w + 4, x, 16, high);
         for (int r = 0; r < ROWS; ++r) u[r] = fma(to_float(high[r]), g.d1, mul(to_float(sum[r]), g.d));
     } else {
         for (int r = 0; r < ROWS; ++r) sum[r] = start<R::zero>(x[r].negative_sum);
-        for (int j = 0; j < 8; ++j)
-            for (int r = 0; r < ROWS; ++r) sum[r] = dot<R::wide>(sum[r], g.w[j], x[r].q + 4 * j);
+        add_dots<R::bits, 8, ROWS>(g.w, x, 0, sum);
         for (int r = 0; r < ROWS; ++r) u[r] = mul(to_float(sum[r]), g.d);
     }
 }

@@ -9,8 +9,9 @@
 
 namespace paceline::PL_ISA {
 
-// Rows of a linear that take turns, and how far their loop unrolls: 16 registers do not hold the sums of all rows, so they wait in memory.
-constexpr int TURN = 2, UNROLL = 1;
+// Rows of a linear that take turns, and how far their loop unrolls: 16 registers do not hold the sums of all rows, so they
+// wait in memory. STREAMED: see linear.h.
+constexpr int TURN = 4, UNROLL = 1, STREAMED = 0;
 
 struct F {  // 16 fp32: lanes 0..7 and 8..15
     __m256 low, high;
@@ -101,26 +102,70 @@ template <int N> inline W put_bits(W a, W bits, uint8_t mask) {
             _mm256_or_si256(a.high, masked(shifted<N>(bits.high), mask))};
 }
 
-#if defined(PL_AVX2_VNNI) || defined(__AVXVNNI__)
-template <bool> PL_INLINE __m256i dot(__m256i acc, __m256i w, __m256i x) { return _mm256_dpbusd_avx_epi32(acc, w, x); }
-#else
-// maddubs saturates a sum of two products at 16 bits: two of 127 * 128 fit, so a wide weight goes in two parts,
-// its low 7 bits and its highest.
-PL_INLINE __m256i narrow_dot(__m256i acc, __m256i w, __m256i x) {
-    return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), _mm256_set1_epi16(1)));
-}
-template <bool WIDE> PL_INLINE __m256i dot(__m256i acc, __m256i w, __m256i x) {
-    if constexpr (!WIDE) return narrow_dot(acc, w, x);
-    else return narrow_dot(narrow_dot(acc, masked(w, 0x7f), x), masked(w, 0x80), x);
-}
-#endif
-// acc + four products a lane: unsigned weights, the same four signed inputs in every lane. Exact.
-template <bool WIDE> PL_INLINE I dot(I acc, W w, const int8_t* x) {
+inline __m256i four_inputs(const int8_t* x) {
     int32_t four;
     __builtin_memcpy(&four, x, 4);
-    const __m256i inputs = _mm256_set1_epi32(four);
-    return {dot<WIDE>(acc.low, w.low, inputs), dot<WIDE>(acc.high, w.high, inputs)};
+    return _mm256_set1_epi32(four);
 }
+
+#if defined(__AVXVNNI__)
+template <bool> PL_INLINE I dot(I acc, W w, const int8_t* x) {
+    const __m256i inputs = four_inputs(x);
+    return {_mm256_dpbusd_avx_epi32(acc.low, w.low, inputs), _mm256_dpbusd_avx_epi32(acc.high, w.high, inputs)};
+}
+#else
+// Without a dot product, maddubs adds pairs of products in 16 bits. Quads of narrow weights are added there, too, as many
+// as fit whatever the inputs are, before one madd makes 32 bits of them.
+constexpr int quads_that_fit(int bits) { return 32767 / (2 * 128 * ((1 << bits) - 1)); }
+
+PL_INLINE __m256i add_pairs(__m256i words, __m256i w, __m256i inputs) {
+    words = _mm256_add_epi16(words, _mm256_maddubs_epi16(w, inputs));
+    __asm__("" : "+x"(words));  // else GCC adds in a tree, computes all products first and spills them (1.5 times as slow)
+    return words;
+}
+PL_INLINE __m256i add_words(__m256i acc, __m256i words) {
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(words, _mm256_set1_epi16(1)));
+}
+
+// Eight of the 16 lanes: `half` picks them of a W or I. With wide weights, nibble by nibble.
+template <int QUADS, int ROWS, __m256i W::* OF_W, __m256i I::* OF_I>
+PL_INLINE void add_wide_dots(const W* w, const Activations* x, int first, I (&sum)[ROWS]) {
+    __m256i low[ROWS], high[ROWS];
+    for (int r = 0; r < ROWS; ++r) low[r] = high[r] = _mm256_setzero_si256();
+    for (int j = 0; j < QUADS; ++j) {
+        const __m256i lows = masked(w[j].*OF_W, 0x0f), highs = masked(_mm256_srli_epi16(w[j].*OF_W, 4), 0x0f);
+        for (int r = 0; r < ROWS; ++r) {
+            const __m256i inputs = four_inputs(x[r].q + first + 4 * j);
+            low[r] = add_pairs(low[r], lows, inputs);
+            high[r] = add_pairs(high[r], highs, inputs);
+        }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+        const __m256i sixteens = _mm256_slli_epi32(add_words(_mm256_setzero_si256(), high[r]), 4);
+        sum[r].*OF_I = add_words(_mm256_add_epi32(sum[r].*OF_I, sixteens), low[r]);
+    }
+}
+
+// As in dots.h.
+template <int BITS, int QUADS, int ROWS> PL_INLINE void add_dots(const W* w, const Activations* x, int first, I (&sum)[ROWS]) {
+    if constexpr (BITS == 8) {
+        add_wide_dots<QUADS, ROWS, &W::low, &I::low>(w, x, first, sum);
+        add_wide_dots<QUADS, ROWS, &W::high, &I::high>(w, x, first, sum);
+    } else {
+        constexpr int fit = quads_that_fit(BITS) < QUADS ? quads_that_fit(BITS) : QUADS;
+        for (int from = 0; from < QUADS; from += fit) {
+            I words[ROWS];
+            for (I& each : words) each = none();
+            for (int j = from; j < from + fit; ++j)
+                for (int r = 0; r < ROWS; ++r) {
+                    const __m256i inputs = four_inputs(x[r].q + first + 4 * j);
+                    words[r] = {add_pairs(words[r].low, w[j].low, inputs), add_pairs(words[r].high, w[j].high, inputs)};
+                }
+            for (int r = 0; r < ROWS; ++r) sum[r] = {add_words(sum[r].low, words[r].low), add_words(sum[r].high, words[r].high)};
+        }
+    }
+}
+#endif
 
 // Sums always fold in this order: lanes i and i + 8, then i + 4, i + 2, i + 1.
 inline float fold_add(F a) {
@@ -151,3 +196,7 @@ inline F fold_add16(const F (&a)[16]) { return {fold_add8(a), fold_add8(a + 8)};
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace paceline::PL_ISA
+
+#if defined(__AVXVNNI__)
+#include "dots.h"
+#endif

@@ -8,7 +8,7 @@
 namespace paceline::PL_ISA {
 
 // Rows of a linear that take turns, and how far their loop unrolls: 32 registers hold the sums of 16 rows.
-constexpr int TURN = 4, UNROLL = 16;
+constexpr int TURN = 4, UNROLL = 16, STREAMED = 1;
 
 using F = __m512;   // 16 fp32
 using I = __m512i;  // 16 int32
@@ -94,3 +94,5 @@ inline F fold_add16(const F (&a)[16]) {
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 }  // namespace paceline::PL_ISA
+
+#include "dots.h"

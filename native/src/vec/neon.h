@@ -10,7 +10,7 @@
 namespace paceline::PL_ISA {
 
 // Rows of a linear that take turns, and how far their loop unrolls: the sums of rows wait in memory.
-constexpr int TURN = 4, UNROLL = 1;
+constexpr int TURN = 4, UNROLL = 1, STREAMED = 1;
 
 template <class Register> struct Four {
     Register a, b, c, d;
@@ -174,3 +174,5 @@ inline F fold_add16(const F (&a)[16]) { return {fold_add4(a), fold_add4(a + 4), 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 }  // namespace paceline::PL_ISA
+
+#include "dots.h"

@@ -9,7 +9,7 @@
 namespace paceline::PL_ISA {
 
 // Rows of a linear that take turns, and how far their loop unrolls: quickly compiled: made for any processor, not for speed.
-constexpr int TURN = 1, UNROLL = 1;
+constexpr int TURN = 1, UNROLL = 1, STREAMED = 1;
 
 static_assert(FLT_EVAL_METHOD == 0, "every operation has to round to fp32");
 
@@ -182,3 +182,5 @@ inline F fold_add16(const F (&a)[16]) {
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 }  // namespace paceline::PL_ISA
+
+#include "dots.h"
