@@ -101,6 +101,12 @@ PL_API void pl_mlp(const pl_layer* layer, const pl_batch* batch, float* hidden);
  * exp (NaN where none is above -infinity). Either output may be NULL. */
 PL_API void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best, float* chance);
 
+/* A draw from softmax of each row of scores [rows, width], -infinity for tokens that cannot come: the column where score +
+ * Gumbel noise is largest. The noise is that of the row's key words (keys [rows, 2], 32 bits each) and of the token a column
+ * stands for: ids [width], or NULL for its own number. */
+PL_API void pl_draw(
+    const float* scores, int32_t rows, int32_t width, const int64_t* ids, const int64_t* keys, int64_t* drawn);
+
 #ifdef __cplusplus
 }
 #endif

@@ -29,3 +29,9 @@ void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best
             chance == nullptr ? nullptr : chance + row);
     });
 }
+
+void pl_draw(const float* scores, int32_t rows, int32_t width, const int64_t* ids, const int64_t* keys, int64_t* drawn) {
+    pool().run(rows, [&](int row) {
+        drawn[row] = backend().draw(scores + int64_t{row} * width, width, ids, keys + 2 * int64_t{row});
+    });
+}

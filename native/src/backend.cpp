@@ -29,7 +29,7 @@ template <int... FORMAT> void fill(Backend& backend, std::integer_sequence<int, 
 
 const Backend& table() {
     static const Backend made = [] {
-        Backend backend{PL_NAME_(PL_ISA), {}, quantize, rms_norm, gate, rotate, to_half, attend, row_best};
+        Backend backend{PL_NAME_(PL_ISA), {}, quantize, rms_norm, gate, rotate, to_half, attend, row_best, draw};
         fill(backend, std::make_integer_sequence<int, FORMATS>());
         return backend;
     }();

@@ -54,6 +54,7 @@ struct Backend {
     void (*to_half)(const float* x, int width, uint16_t* out);
     void (*attend)(const AttentionTask& task);
     void (*row_best)(const float* x, int width, int64_t* best, float* chance);
+    int64_t (*draw)(const float* x, int width, const int64_t* ids, const int64_t* key);
 };
 
 // The backend in use (dispatch.cpp).

@@ -109,4 +109,50 @@ inline void row_best(const float* x, int width, int64_t* best, float* chance) {
     *chance = largest > -INFINITY ? 1.0f / (fold_add(sum) + tail) : NAN;
 }
 
+// A bijection of 32-bit words with full avalanche (Wellons' lowbias32), as in sampling/noise.py.
+PL_INLINE uint32_t mix(uint32_t x) {
+    x = (x ^ x >> 16) * 0x7feb352du;
+    x = (x ^ x >> 15) * 0x846ca68bu;
+    return x ^ x >> 16;
+}
+
+// Gumbel noise of u = (bits + 1/2) / 2^32.
+inline double gumbel(uint32_t bits) { return -std::log(-std::log((bits + 0.5) * 0x1p-32)); }
+
+// argmax of x + Gumbel noise of the two key words and each token's id (`ids`, or its place): a draw from softmax(x).
+//
+// A token with score s can beat the best sum b so far only if -log u < exp(s - b), so only if 1 - u < exp(s - b); of the
+// few that pass this in fp32, with room for its errors, the noise is computed.
+inline int64_t draw(const float* x, int width, const int64_t* ids, const int64_t* key) {
+    constexpr int PART = 256;
+    constexpr float MOST_NOISE = 23.0f;
+    const uint32_t first = static_cast<uint32_t>(key[0]), second = static_cast<uint32_t>(key[1]);
+    const auto bits_of = [=](int i) {
+        return mix(mix((ids == nullptr ? static_cast<uint32_t>(i) : static_cast<uint32_t>(ids[i])) + first) ^ second);
+    };
+    int64_t at;
+    row_best(x, width, &at, nullptr);
+    if (!std::isfinite(x[at])) return at;
+    double best = double{x[at]} + gumbel(bits_of(static_cast<int>(at)));
+    alignas(64) float score[PART], bound[PART];
+    alignas(64) int32_t missing[PART];  // 1 - u in 24 bits, rounded down
+    for (int from = 0; from < width; from += PART) {
+        const int count = std::min(PART, width - from);
+        std::copy(x + from, x + from + count, score);
+        std::fill(score + count, score + PART, -INFINITY);
+        F top = set(-INFINITY);
+        for (int i = 0; i < PART; i += LANES) top = max(top, load(score + i));
+        if (fold_max(top) < static_cast<float>(best) - MOST_NOISE) continue;
+        for (int i = 0; i < count; ++i) missing[i] = static_cast<int32_t>(~bits_of(from + i) >> 8);
+        const F shift = set(static_cast<float>(best));
+        for (int i = 0; i < PART; i += LANES) store(bound + i, mul(exponential(sub(load(score + i), shift)), set(0x1.01p24f)));
+        for (int i = 0; i < count; ++i) {
+            if (static_cast<float>(missing[i]) > bound[i]) continue;
+            const double sum = double{score[i]} + gumbel(bits_of(from + i));
+            if (sum > best || (sum == best && from + i < at)) best = sum, at = from + i;
+        }
+    }
+    return at;
+}
+
 }  // namespace paceline::PL_ISA

@@ -231,6 +231,40 @@ void test_row(const std::vector<float>& x) {
     }
 }
 
+// The noise of noise.py, written anew.
+double noise(uint64_t id, uint64_t first, uint64_t second) {
+    const auto mixed = [](uint64_t x) {
+        x = ((x ^ x >> 16) * 0x7feb352du) & 0xffffffffu;
+        x = ((x ^ x >> 15) * 0x846ca68bu) & 0xffffffffu;
+        return x ^ x >> 16;
+    };
+    const uint64_t bits = mixed(mixed((id + first) & 0xffffffffu) ^ second);
+    return -std::log(-std::log((static_cast<double>(bits) + 0.5) / 4294967296.0));
+}
+
+void test_draw(Random& random) {
+    for (int round = 0; round < 200; ++round) {
+        std::vector<float> x = random.normals(random.between(1, 3000), random.one_in(3) ? 0.1f : 8.0f);
+        if (random.one_in(3))  // few are possible
+            for (float& each : x) each = random.one_in(20) ? each : -INFINITY;
+        if (random.one_in(10)) std::fill(x.begin(), x.end(), -INFINITY);
+        const int width = static_cast<int>(x.size());
+        std::vector<int64_t> ids(width);
+        for (int i = 0; i < width; ++i) ids[i] = int64_t{i} * 7 + 3;
+        const int64_t key[2] = {int64_t{0xfffffff0u} + random.between(0, 15), random.between(0, 1 << 30)};
+        for (const int64_t* named_ids : {static_cast<const int64_t*>(nullptr), static_cast<const int64_t*>(ids.data())}) {
+            int64_t expected = 0;
+            double best = -INFINITY;
+            for (int i = 0; i < width; ++i) {
+                const double sum = x[i] + noise(named_ids == nullptr ? i : ids[i], key[0], key[1]);
+                if (sum > best) best = sum, expected = i;
+            }
+            for (const Backend* backend : backends())
+                expect(backend->draw(x.data(), width, named_ids, key) == expected, named(*backend, "draw of " + std::to_string(width)));
+        }
+    }
+}
+
 void test_rows(Random& random) {
     for (int round = 0; round < 100; ++round) {
         std::vector<float> x = random.normals(random.between(1, 200), random.one_in(3) ? 1e-2f : 20.0f);
@@ -280,6 +314,8 @@ void test_not_a_number(const Backend& backend, std::vector<float> x, Random& ran
     float chance;
     backend.row_best(x.data(), width, &best, &chance);
     expect(best >= 0 && best < width, named(backend, "row_best of NaN lies in the row"));
+    const int64_t key[2] = {1, 2}, drawn = backend.draw(x.data(), width, nullptr, key);
+    expect(drawn >= 0 && drawn < width, named(backend, "draw of NaN lies in the row"));
     AttentionCase c(random);
     c.query[0] = x[0];
     c.run(backend);
@@ -308,6 +344,7 @@ int run() {
     test_gates(random);
     test_rotation(random);
     test_rows(random);
+    test_draw(random);
     test_attention(random);
     test_not_finite(random);
     std::printf("%s: %d failures\n", pl_backends(), failures);

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 
 from paceline.engine.record import NO_STEPS, Outcome, Pace, Record
 from paceline.engine.step_cost import StepCost
@@ -117,14 +115,20 @@ class Controller:
         """
         record = self.record(source)
         cost = UNKNOWN_COST * self.target.seconds(1) if record.draft_seconds is None else record.draft_seconds
-        rates = [record.acceptance(request)] * (self.fixed or self.longest)
+        rate = record.acceptance(request)
         reading = record.begin_seconds + cost * (self.target.relative(1 + behind) - 1)
-        best, length, emitted = self._gain(request, 1.0, 0, 0.0) + WORTHWHILE, 0, 1.0
-        for n, chance in enumerate(accumulate(rates, mul), start=1):
+        pace, plain = self.pace(request), self.target.seconds(self.sequences)
+        best, length, emitted, chance = 1.0 - pace * plain + WORTHWHILE, 0, 1.0, 1.0
+        for n in range(1, (self.fixed or self.longest) + 1):
+            chance *= rate
             emitted += chance
-            gain = self._gain(request, emitted, n, n * cost + reading)
+            seconds = self.target.seconds(self.sequences * (1 + n)) + n * cost + reading
+            gain = emitted - pace * seconds
             if gain > best or n == self.fixed:
                 best, length = gain, n
+            still_to_come = chance * rate / (1 - rate) if rate < 1 else self.longest
+            if self.fixed is None and gain + still_to_come <= best:
+                break
         return best, length
 
     def forget(self, request: int) -> None:

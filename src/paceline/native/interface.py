@@ -61,6 +61,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "pl_mlp": (None, [POINTER(Layer), POINTER(Batch), c_void_p]),
     "pl_row_best": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+    "pl_draw": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p]),
 }  # fmt: skip
 
 

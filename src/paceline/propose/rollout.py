@@ -212,13 +212,17 @@ class Rollout:
             self._grow_trees([rows[row] for row in trees], scores if not chains else scores[trees])
 
     def _grow_chains(self, rows: Sequence[tuple[Growth, int]], scores: Tensor) -> None:
-        picked, confidence = self._likeliest(scores)
         noisy = [row for row, (growth, _) in enumerate(rows) if not growth.view.params.greedy]
         if noisy:
-            index = send(torch.tensor(noisy), scores.device)
             words = send(torch.tensor([rows[row][0].noise_key(rows[row][1]) for row in noisy]), scores.device)
-            picked[index] = sample(scores[index], words, self._columns(scores))
+            if len(noisy) == len(rows):
+                picked = sample(scores, words, self._columns(scores))
+            else:
+                index, picked = send(torch.tensor(noisy), scores.device), likeliest(scores)
+                picked[index] = sample(scores[index], words, self._columns(scores))
             confidence = self._chances(picked, scores)
+        else:
+            picked, confidence = self._likeliest(scores)
         tokens = self._target_ids(picked, scores).unbind()
         q = self._law(scores) if any(growth.draws for growth, _ in rows) else None
         for row, (growth, node) in enumerate(rows):

@@ -7,12 +7,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-MASK = 0xFFFFFFFF
+from paceline.native.interface import kernels
+from paceline.sampling.best import natively
 
-# u lies in [2^-33, 1 - 2^-33], so a Gumbel draw lies in [-3.14, 22.88]: a token whose score is further than this
-# below the best can never win the argmax.
-REACH = 26.1
-SMALL = 2048  # vocabularies under this get noise for every token at once
+MASK = 0xFFFFFFFF
 
 
 class Purpose(IntEnum):
@@ -50,18 +48,20 @@ def sample(scores: Tensor, keys: Tensor, ids: Tensor | None = None) -> Tensor:
 
     Exact up to the 32 bits of u: a token less likely than the best by more than e^26 never comes.
 
-    A large vocabulary on the CPU: only the tokens that can still win get noise. Same result.
+    On the CPU's kernels only the tokens that can still win get noise. Same result.
     """
-    if scores.device.type != "cpu" or scores.shape[1] < SMALL:
-        index = torch.arange(scores.shape[1], device=scores.device) if ids is None else ids
-        return (scores.double() + gumbel(keys[:, None, :], index)).argmax(dim=1)
-    return torch.stack([_sample_row(row, key, ids) for row, key in zip(scores, keys, strict=True)])
+    if natively(scores):
+        return _draw(scores, keys, ids)
+    index = torch.arange(scores.shape[1], device=scores.device) if ids is None else ids
+    return (scores.double() + gumbel(keys[:, None, :], index)).argmax(dim=1)
 
 
-def _sample_row(scores: Tensor, words: Tensor, ids: Tensor | None) -> Tensor:
-    candidates = (scores >= scores.max() - REACH).nonzero().squeeze(1)
-    noise = gumbel(words, candidates if ids is None else ids[candidates])
-    return candidates[(scores[candidates].double() + noise).argmax()]
+def _draw(scores: Tensor, keys: Tensor, ids: Tensor | None) -> Tensor:
+    drawn = torch.empty(scores.shape[0], dtype=torch.int64)
+    keys, ids = keys.contiguous(), None if ids is None else ids.contiguous()
+    names = None if ids is None else ids.data_ptr()
+    kernels().pl_draw(scores.data_ptr(), *scores.shape, names, keys.data_ptr(), drawn.data_ptr())
+    return drawn
 
 
 def _splitmix(state: int) -> int:

@@ -47,6 +47,10 @@ def transform(logits: Tensor, spans: Sequence[RowSpan]) -> Tensor:
     """
     if all(span.params.plain_argmax for span in spans):
         return logits
+    cuts = {Cut.of(span.params) for span in spans}
+    as_one = len(cuts) == 1 and not any(span.params.greedy or span.params.adjusts_logits for span in spans)
+    if as_one and sum(span.count for span in spans) == logits.shape[0]:
+        return truncate(logits, *cuts)  # the usual case, without copies to and fro
     scores = logits.clone()
     alike: dict[Cut, list[RowSpan]] = {}
     for span in spans:
