@@ -13,6 +13,7 @@ from paceline.cli.explain import explain
 from paceline.cli.generate import generate
 from paceline.cli.models import models_app
 from paceline.cli.quality import quality
+from paceline.cli.study import study_app
 from paceline.cli.train import train
 from paceline.cli.verify import verify
 from paceline.errors import PacelineError
@@ -33,6 +34,7 @@ app.command()(quality)
 app.command()(doctor)
 app.command()(train)
 app.add_typer(models_app, name="models")
+app.add_typer(study_app, name="study")
 
 
 def _version(show: bool) -> None:
