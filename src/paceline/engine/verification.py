@@ -72,11 +72,14 @@ def _verify_kind(kind: str, scores: Tensor, members: list[Candidate]) -> tuple[T
         starts.append(total)
         total += member.draft.size + 1
     device = scores.device
+    chosen = None
+    if kind in ("greedy", "coupled"):
+        chosen = choose(scores, None if kind == "greedy" else _row_keys(members, Purpose.SAMPLE, device))
+        if scores.shape[0] == len(members):  # nothing was drafted
+            return torch.zeros_like(chosen), chosen
     trees = line_up(starts, [m.draft.tokens for m in members], [m.draft.parents for m in members], device)
-    if kind == "greedy":
-        return verify_coupled(choose(scores, None), trees)
-    if kind == "coupled":
-        return verify_coupled(choose(scores, _row_keys(members, Purpose.SAMPLE, device)), trees)
+    if chosen is not None:
+        return verify_coupled(chosen, trees)
     if kind == "typical":
         return verify_typical(scores, trees, _row_keys(members, Purpose.SAMPLE, device))
     q = None if kind == "point" else _stack_q(members, scores.shape[1])
