@@ -103,7 +103,8 @@ def drafts(
     config = StudyConfig(
         target, out, data, prompts, limit,
         TrainConfig(
-            tokens=tokens, rate=rate, rows=rows, seed=seed, bf16=has_bf16_dot(), checkpoint_seconds=checkpoint_seconds
+            tokens=tokens, rate=rate, rows=rows, seed=seed, bf16=has_bf16_dot(), checkpoint_seconds=checkpoint_seconds,
+            evaluations=2,
         ),
         whole_numbers(depths, "--depths"), whole_numbers(kept, "--kept"), budget_layers, draft_vocab,
         whole_numbers(k, "--k"), max_tokens, repeats, tuple(_parts(shapes)), latency_precision, rounds, threads,

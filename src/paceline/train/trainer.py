@@ -22,7 +22,6 @@ from paceline.train.disk import said_plainly, write_whole
 from paceline.train.source import Source
 
 EVALUATED_ROWS = 4096  # of a held-out batch
-EVALUATIONS = 10  # in a run, beside the first and the last
 
 
 class Objective(Protocol):
@@ -40,7 +39,8 @@ class Objective(Protocol):
 class TrainConfig:
     """tokens: of passages, to train on in all, prompts counted; seconds: or the time, that before a resumption too;
     the first that is reached ends the run. rate: the peak of a cosine. rows: of a forward; accumulate: forwards of an
-    optimiser step. depth: of the drafts that are judged. bf16: products in bfloat16 (the weights stay fp32)."""
+    optimiser step. depth: of the drafts that are judged; evaluations: how often they are, beside the end. bf16:
+    products in bfloat16 (the weights stay fp32)."""
 
     tokens: int | None = None
     seconds: float | None = None
@@ -53,6 +53,7 @@ class TrainConfig:
     seed: int = 0
     bf16: bool = False
     checkpoint_seconds: float = 120.0
+    evaluations: int = 10
 
 
 @dataclass
@@ -105,7 +106,7 @@ class Trainer:
         loss, latest = math.nan, None
         pending = self._batches()
         while self.progress < 1.0:
-            if self.progress >= position.evaluated + 1 / EVALUATIONS or position.evaluated < 0:
+            if self.progress >= position.evaluated + 1 / config.evaluations or position.evaluated < 0:
                 latest = self._evaluate(loss)
             loss = self._step(pending, loss)
             position.seconds = time.perf_counter() - began
