@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from paceline.engine.controller import Controller
-from paceline.engine.record import DraftTimes, Outcome, Pace, Tally
+from paceline.engine.record import DraftTimes, Outcome, Pace, Tally, foregone
 from paceline.engine.step_cost import StepCost
 from paceline.types import NO_DRAFT, Draft
 
@@ -193,6 +193,32 @@ def test_a_method_that_does_not_pay_is_tried_again_now_and_then() -> None:
     for _ in range(60):
         learn(controller, 1, 1, 0.05, 0.01)
     assert controller.budget("draft", 0).depth > 1
+
+
+def test_a_token_that_was_trimmed_is_judged_by_its_chance() -> None:
+    offered = draft([0.9, 0.1, 0.1])
+    kept, nothing = offered.keep([0]), offered.keep([])
+    assert foregone(offered, kept) == 0.1
+    assert foregone(offered, nothing) == 0.9
+    assert foregone(offered, offered) is None
+    assert foregone(Draft(torch.tensor([1, 2]), (-1, -1), confidence=[0.8, 0.1]), nothing) is None  # no chain
+    assert Outcome(0, "draft", kept, 1, 3, foregone=0.1).judged == (1.1, 2)
+    assert Outcome(0, "draft", kept, 0, 3, foregone=0.1).judged == (0, 1)  # nobody came as far
+    assert Outcome(0, "draft", nothing, 0, 3, foregone=0.05).judged == (0.05, 1)
+    assert Outcome(0, "draft", offered, 3, 3).judged == (3, 3)
+
+
+def test_a_method_whose_drafts_are_all_trimmed_is_not_asked_for_long() -> None:
+    """What is verified of it alone may all be accepted: the few times that it is sure."""
+    controller = Controller()
+    plain(controller)
+    unsure = draft([0.05])
+    for step in range(60):
+        sure = step % 10 == 0
+        kept = unsure if sure else unsure.keep([])
+        outcome = Outcome(0, "draft", kept, int(sure), 1, foregone(unsure, kept))
+        controller.observe([outcome], 0.05, 0.01)
+    assert controller.expectation("draft", 0)[1] == 0
 
 
 def test_a_draft_goes_on_while_a_token_earns_its_time() -> None:

@@ -171,10 +171,10 @@ class Controller:
         self.since_plain = self.since_plain + 1 if drafted else 0
         if drafted:
             self.emitted = _fade(self.emitted, 1 + sum(outcome.accepted for outcome in drafted) / len(drafted))
-        self._learn_cost([outcome for outcome in outcomes if outcome.levels], draft_seconds)
-        for source in dict.fromkeys(outcome.source for outcome in drafted):
-            own = [outcome for outcome in drafted if outcome.source == source]
-            self.record(source).learn(own)
+        asked = [outcome for outcome in outcomes if outcome.levels]
+        self._learn_cost(asked, draft_seconds)
+        for source in dict.fromkeys(outcome.source for outcome in asked):
+            self.record(source).learn([outcome for outcome in asked if outcome.source == source])
         for outcome in outcomes:
             pace = self.paces.setdefault(outcome.request, Pace())
             for learner in (pace, self.everywhere):
@@ -195,7 +195,7 @@ class Controller:
     def _rest(self, outcomes: Sequence[Outcome]) -> None:
         """Methods that were not in use are judged less and less by what they showed when they were."""
         for source, record in self.records.items():
-            used = {outcome.request for outcome in outcomes if outcome.draft.size and outcome.source == source}
+            used = {outcome.request for outcome in outcomes if outcome.levels and outcome.source == source}
             if not used:
                 record.everywhere.rest(0.998)
             for outcome in outcomes:

@@ -5,32 +5,53 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.cache.tree import is_chain
 from paceline.types import Draft
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one request drafted in a step, by which method; `levels` deep before it was trimmed to `draft`."""
+    """What one request drafted in a step, by which method; `levels` deep before it was trimmed to `draft`.
+
+    foregone: the chance of the first token that was trimmed off a chain; None where none was.
+    """
 
     request: int
     source: str
     draft: Draft
     accepted: int
     levels: int
+    foregone: float | None = None
+
+    @property
+    def judged(self) -> tuple[float, int]:
+        """(accepted, tried). A token that was trimmed for its small chance behind accepted ones counts as tried and as
+        accepted by that chance: what is verified alone are a method's best guesses, and says too much for it."""
+        reached = min(self.draft.depth, self.accepted + 1)
+        if self.foregone is None or self.accepted < self.draft.depth:
+            return self.accepted, reached
+        return self.accepted + self.foregone, reached + 1
+
+
+def foregone(offered: Draft, kept: Draft) -> float | None:
+    """Of a chain that was trimmed, and says how sure it is."""
+    if offered.confidence is None or kept.size == offered.size or not is_chain(offered.parents):
+        return None
+    return min(offered.confidence[kept.size], 1.0)
 
 
 @dataclass
 class Tally:
-    """Drafted tokens that verification reached, and those of them that it accepted; old ones fade."""
+    """Drafted tokens that were tried, and those of them that were accepted; old ones fade."""
 
     fading: float
     accepted: float = 0.0
     tried: float = 0.0
 
     def learn(self, outcomes: Sequence[Outcome]) -> None:
-        self.accepted = self.fading * self.accepted + sum(outcome.accepted for outcome in outcomes)
-        reached = sum(min(outcome.draft.depth, outcome.accepted + 1) for outcome in outcomes)
-        self.tried = self.fading * self.tried + reached
+        judged = [outcome.judged for outcome in outcomes]
+        self.accepted = self.fading * self.accepted + sum(accepted for accepted, _ in judged)
+        self.tried = self.fading * self.tried + sum(tried for _, tried in judged)
 
     def rest(self, fading: float) -> None:
         """Nothing was tried: what was seen slowly loses its weight."""

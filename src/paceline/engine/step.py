@@ -18,7 +18,7 @@ from paceline.cache.tree import is_chain, paths
 from paceline.device import send
 from paceline.engine.controller import Controller
 from paceline.engine.output import TokenLogprobs
-from paceline.engine.record import Outcome
+from paceline.engine.record import Outcome, foregone
 from paceline.engine.scheduler import Work
 from paceline.engine.trace import record_step
 from paceline.engine.verification import Candidate, verify
@@ -159,9 +159,12 @@ class Stepper:
         if not all(item.samples and item.count == 1 for item in work):
             return
         outcomes = [
-            Outcome(c.sequence.id, offer.source or self.proposer.name, c.draft, len(path), offer.depth)
+            Outcome(
+                c.sequence.id, offer.source or self.proposer.name, c.draft, len(path), offer.depth,
+                foregone(offer, c.draft),
+            )
             for offer, c, (path, _) in zip(offered, candidates, walked, strict=True)
-        ]
+        ]  # fmt: skip
         self.controller.observe(outcomes, target_seconds, draft_seconds)
 
     def _budget(self, item: Work) -> Budget:
