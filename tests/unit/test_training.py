@@ -15,16 +15,20 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from paceline.bench.tasks import BenchPrompt, load_prompts
+from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
+from paceline.train import responses
 from paceline.train.acceptance import Acceptance, walk
 from paceline.train.batches import batches
 from paceline.train.capture import Capture, new_index, store
 from paceline.train.drafters import DRAFTERS
-from paceline.train.responses import Response, ResponseConfig, read_responses, write_responses
+from paceline.train.responses import Response, ResponseConfig, read_responses, shuffled, write_responses
 from paceline.train.shards import Shards
 from paceline.train.source import Stored, Streamed
 from paceline.train.trainer import Position, TrainConfig, Trainer
 from paceline.train.vocabulary import commonest_tokens
+from paceline.types import Sequence
 
 CONFIG = TrainConfig(tokens=3000, rows=120, rate=5e-3, depth=3, checkpoint_seconds=1e9)
 
@@ -166,7 +170,6 @@ def test_capturing_goes_on_behind_the_last_whole_shard(lab: Lab, tmp_path: Path)
 
 def test_answers_go_on_behind_the_last_whole_line(lab: Lab, tmp_path: Path) -> None:
     prompts, path = write_prompts(tmp_path / "prompts.jsonl"), tmp_path / "responses.jsonl"
-    from paceline.bench.tasks import load_prompts
 
     def answer(config: ResponseConfig) -> list[Response]:
         write_responses(lab.models, load_prompts(prompts), path, config, lambda tokens: None, lambda: False)
@@ -180,9 +183,25 @@ def test_answers_go_on_behind_the_last_whole_line(lab: Lab, tmp_path: Path) -> N
     assert sorted(each.id for each in every) == sorted(f"p{i}" for i in range(12))
 
 
-def test_answers_that_are_enough_cost_no_more(lab: Lab, tmp_path: Path) -> None:
-    from paceline.bench.tasks import load_prompts
+def test_answers_stand_in_the_order_of_asking(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A budget that ends a run would else leave the short ones, and the first of them are held out."""
+    ask = responses._ask
 
+    def unevenly(engine: Engine, prompt: BenchPrompt, config: ResponseConfig) -> Sequence | None:
+        return ask(engine, prompt, replace(config, max_tokens=2 + int(prompt.id[1:]) * 5 % 12))
+
+    monkeypatch.setattr(responses, "_ask", unevenly)
+    prompts, path = load_prompts(write_prompts(tmp_path / "prompts.jsonl")), tmp_path / "responses.jsonl"
+    order = [prompt.id for prompt in shuffled(prompts, seed=0)]
+    for config in (ResponseConfig(tokens=20), ResponseConfig()):
+        write_responses(lab.models, prompts, path, config, lambda tokens: None, lambda: False)
+        found = read_responses(path)
+        assert [each.id for each in found] == order[: len(found)]
+    assert len(found) == len(order)
+    assert len({len(each.response) for each in found}) > 3
+
+
+def test_answers_that_are_enough_cost_no_more(lab: Lab, tmp_path: Path) -> None:
     prompts = load_prompts(write_prompts(tmp_path / "prompts.jsonl"))
     path, config = tmp_path / "responses.jsonl", ResponseConfig(max_tokens=8, tokens=30)
     for _ in range(2):

@@ -1,13 +1,14 @@
 """Stage 1: the target answers the prompts, so that what is trained sees the text it will draft (self-distillation).
 
-Every answer is a line of `responses.jsonl` the moment it is finished; a run that was killed goes on with the prompts
-that have none.
+Every answer is a line of `responses.jsonl`, in the order of asking: what a budget or a kill leaves is a fair sample;
+those that are finished first are the short ones. A run that was killed goes on with the prompts that have none.
 """
 
 from __future__ import annotations
 
 import json
 import random
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
@@ -108,19 +109,26 @@ def shuffled(prompts: Sequence[BenchPrompt], seed: int) -> list[BenchPrompt]:
 
 
 def _answers(engine: Engine, waiting: Iterator[BenchPrompt], config: ResponseConfig) -> Iterator[Response]:
-    """Keep the batch full until the prompts are used up."""
-    running: dict[int, BenchPrompt] = {}
+    """In the order of `waiting`; the batch is kept full until the prompts are used up."""
+    asked: deque[tuple[int, BenchPrompt]] = deque()
+    running: set[int] = set()
+    finished: dict[int, Request] = {}
 
     def join() -> None:
         while len(running) < BATCH and (prompt := next(waiting, None)) is not None:
             sequence = _ask(engine, prompt, config)
             if sequence is not None:
-                running[sequence.id] = prompt
+                asked.append((sequence.id, prompt))
+                running.add(sequence.id)
 
     join()
     while running:
         for sequence in engine.step():
-            prompt = running.pop(sequence.id)
+            running.remove(sequence.id)
+            finished[sequence.id] = sequence
+        while asked and asked[0][0] in finished:
+            name, prompt = asked.popleft()
+            sequence = finished.pop(name)
             split = sequence.prompt_length
             yield Response(prompt.id, sequence.tokens[:split], sequence.tokens[split:])
         join()
