@@ -155,6 +155,7 @@ class TestRealModel:
         process = subprocess.Popen(
             [*PACELINE, "generate", "Tell a very long story.", "--ignore-eos", "--max-tokens", "4000"],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # what shells start with & ignores it
         )  # fmt: skip
         assert process.stdout is not None
         first = process.stdout.read(1)

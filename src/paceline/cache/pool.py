@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from paceline.errors import PacelineError
 from paceline.model.config import ModelConfig
+from paceline.native.memory import Arena
 
 ROUND = 64  # attention reads key ranges in multiples of this; the pool ends on one
 
@@ -48,8 +49,8 @@ class BlockPool:
         self.blocks = blocks
         slots = -(-blocks * block_size // ROUND) * ROUND + ROUND
         shape = (slots, config.num_kv_heads, config.head_dim)
-        self.keys = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
-        self.values = [_zeros(shape, dtype, device) for _ in range(config.num_layers)]
+        states = _zeros(2 * config.num_layers, shape, dtype, device)
+        self.keys, self.values = states[::2], states[1::2]
         self.salt = salt.encode()
         self.references = [0] * blocks
         self._free = [True] * blocks
@@ -350,9 +351,11 @@ class SequenceCache:
             self.chain.append(self.pool.register(self.blocks[index], parent, tokens[index * size : (index + 1) * size]))
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros; on the CPU as untouched pages, so that a large pool costs memory only where it is used."""
+def _zeros(count: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """`count` tensors of zeros. On the CPU as untouched pages, so that a large pool costs memory only where it is used,
+    and huge ones: sequences lie scattered, and a batch of them waited for page tables a quarter of its attention."""
     if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(size, dtype=np.uint8)).view(dtype).view(shape)
+        return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]
+    size = math.prod(shape) * dtype.itemsize
+    arena = Arena(count * Arena.rounded(size))
+    return [arena.take(size).view(dtype).view(shape) for _ in range(count)]

@@ -18,13 +18,12 @@ def aligned(size: int) -> Tensor:
 
 
 class Arena:
-    """One zero-filled region that tensors are cut from: huge pages where the system has them, so that streaming the
-    weights waits less for page tables."""
+    """One zero-filled region that tensors are cut from: huge pages where the system has them, so that reading weights
+    and caches waits less for page tables. Memory is used where it was touched."""
 
     def __init__(self, size: int) -> None:
-        region = mmap.mmap(
-            -1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        )  # shared ones get no huge pages
+        own = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+        region = mmap.mmap(-1, max(size, 1), **own)  # a shared one would get no huge pages
         if hasattr(mmap, "MADV_HUGEPAGE"):
             region.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = torch.frombuffer(region, dtype=torch.uint8)

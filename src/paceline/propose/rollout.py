@@ -70,6 +70,11 @@ class Growth:
         params = self.view.params
         return not params.coupled and (self.shape.width == 1 or self.shape.sampled)
 
+    @property
+    def noisy(self) -> bool:
+        """Children are not simply the likeliest."""
+        return self.draws or (self.view.params.coupled and not self.view.params.greedy)
+
     def path(self, node: int) -> list[int]:
         found: list[int] = []
         while node != ROOT:
@@ -243,15 +248,15 @@ class Rollout:
 
     def _grow_trees(self, rows: Sequence[tuple[Growth, int]], scores: Tensor) -> None:
         """`width` children a node: the likeliest, or those that the noise favours (Gumbel top-k)."""
-        listed, columns = scores.topk(min(SHORTLIST, scores.shape[1]), dim=1)
+        widest = min(max(growth.shape.width for growth, _ in rows), scores.shape[1])
+        noisy = [row for row, (growth, _) in enumerate(rows) if growth.noisy]
+        listed, columns = scores.topk(min(SHORTLIST, scores.shape[1]) if noisy else widest, dim=1)
         ids = self._target_ids(columns, scores)
-        law = listed.log_softmax(dim=1)
+        law = listed.log_softmax(dim=1) if noisy else listed - scores.logsumexp(dim=1, keepdim=True)
         favour = law.double()
-        for row, (growth, node) in enumerate(rows):
-            if growth.draws or (growth.view.params.coupled and not growth.view.params.greedy):
-                words = send(torch.tensor(growth.noise_key(node)), scores.device)
-                favour[row] += gumbel(words, ids[row])
-        widest = min(max(growth.shape.width for growth, _ in rows), ids.shape[1])
+        for row in noisy:
+            growth, node = rows[row]
+            favour[row] += gumbel(send(torch.tensor(growth.noise_key(node)), scores.device), ids[row])
         order = favour.topk(widest, dim=1)
         tokens = ids.gather(1, order.indices)
         confidence = law.gather(1, order.indices).exp().tolist()
