@@ -6,6 +6,7 @@ import io
 import json
 import subprocess
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from paceline.bench.run import BenchConfig, Outcome, Run
 from paceline.bench.runner import Measurement
 from paceline.bench.tasks import BenchPrompt
 from paceline.build import Options
+from paceline.device import available_cpus
 from paceline.engine.output import TokenLogprobs
 from paceline.errors import PacelineError
 
@@ -187,6 +189,15 @@ def test_the_provenance_tells_command_machine_and_settings() -> None:
     assert source["date"].endswith("+00:00")
     assert source["repeats"] == 2
     assert source["peak_memory_bytes"] > 1 << 20
+
+
+def test_the_threads_are_those_that_compute() -> None:
+    """PyTorch has one beside the kernels, however many these have."""
+    result = outcome(TWO_PROMPTS)
+    assert provenance(result, "")["threads"] == available_cpus()
+    more = available_cpus() + 1
+    options = replace(result.config.options, threads=more)
+    assert provenance(replace(result, config=replace(result.config, options=options)), "")["threads"] == more
 
 
 def test_few_repeats_and_a_busy_machine_are_marked() -> None:

@@ -15,6 +15,7 @@ import torch
 import paceline
 from paceline.bench.noise import noise_warning
 from paceline.bench.run import ENOUGH_REPEATS, Outcome
+from paceline.device import available_cpus
 
 
 def provenance(outcome: Outcome, command: str) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def provenance(outcome: Outcome, command: str) -> dict[str, Any]:
         "platform": platform.platform(),
         "processor": processor_model(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "threads": torch.get_num_threads(),
+        "threads": config.options.threads or available_cpus(),  # PyTorch's own number is 1 beside the kernels
         "target": config.options.model,
         "precision": outcome.precision,
         "draft": config.options.draft,
