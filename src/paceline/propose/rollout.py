@@ -89,8 +89,10 @@ class Growth:
         return 1.0 if node == ROOT or not self.survival else self.survival[node]
 
     def history(self, row: int, node: int) -> RowSpan:
-        drafted = torch.stack(self.tokens) if self.tokens else NO_TOKENS
         view = self.view
+        if not view.params.adjusts_logits:  # nobody will look at what was drafted before
+            return RowSpan(view.params, view.tokens, view.prompt_length, row)
+        drafted = torch.stack(self.tokens) if self.tokens else NO_TOKENS
         return RowSpan(view.params, view.tokens, view.prompt_length, row, drafted, (self.path(node),))
 
     def noise_key(self, node: int) -> tuple[int, int]:
