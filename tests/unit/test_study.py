@@ -33,7 +33,6 @@ from paceline.study.findings import (
 )
 from paceline.study.latency import TimedShape, time_shapes
 from paceline.study.measures import Measures, chains, measure
-from paceline.study.objective import WholeVocabularyObjective
 from paceline.study.random_weights import FORMATS, random_decoder, streamed_bytes
 from paceline.study.remembered import remembered
 from paceline.study.shapes import (
@@ -47,7 +46,6 @@ from paceline.study.shapes import (
     pruned,
 )
 from paceline.study.throughput import Rate
-from paceline.train.batches import batches
 from paceline.train.draft import DraftModule, DraftObjective
 from paceline.train.trainer import held_out_acceptance
 
@@ -157,17 +155,6 @@ def test_a_rebuilt_draft_begins_with_the_targets_embedding_turned(tmp_path: Path
 
 
 # Measures
-
-
-def test_judging_all_depths_at_once_finds_what_judging_each_does(tmp_path: Path) -> None:
-    lab = Lab.make(tmp_path / "target")
-    module = DraftModule(pruned(lab.weights.config, 4))
-    module.begin_as(lab.weights)
-    each = DraftObjective(module, lab.weights, torch.arange(26), steps=1)
-    once = WholeVocabularyObjective(module, lab.weights, torch.arange(26), steps=1)
-    for batch in batches(lab.passages((), count=8), 100, None):
-        assert each.agrees(batch, 4).any()
-        assert torch.equal(once.agrees(batch, 4), each.agrees(batch, 4))
 
 
 def test_chains_are_what_a_draft_behind_each_token_would_get_right() -> None:

@@ -22,8 +22,10 @@ from paceline.train import responses
 from paceline.train.acceptance import Acceptance, walk
 from paceline.train.batches import batches
 from paceline.train.capture import Capture, new_index, store
-from paceline.train.drafters import DRAFTERS
+from paceline.train.drafters import DRAFTERS, Given
+from paceline.train.objective import Guesses
 from paceline.train.responses import Response, ResponseConfig, read_responses, shuffled, write_responses
+from paceline.train.rows import RowGuesses
 from paceline.train.shards import Shards
 from paceline.train.source import Stored, Streamed
 from paceline.train.trainer import Position, TrainConfig, Trainer
@@ -99,6 +101,17 @@ def test_rows_that_are_judged_guess_the_answer_alone(lab: Lab) -> None:
     for ahead in range(1, 4):
         rows = batch.judged(ahead)[0].nonzero().squeeze(1) + ahead + 1
         assert rows.tolist() == list(range(prompt + 1, length))[max(0, ahead - prompt) :]
+
+
+@pytest.mark.parametrize("kind", ["draft", "exit"])
+def test_one_scoring_judges_every_depth_as_one_a_depth_does(lab: Lab, kind: str) -> None:
+    drafter = DRAFTERS[kind]
+    taps = drafter.default_taps(lab.weights.config)
+    objective = drafter.objective(Given(lab.weights, torch.arange(LETTERS), taps))
+    assert isinstance(objective, RowGuesses)
+    for batch in batches(lab.passages(taps, count=8), 100, None):
+        assert objective.agrees(batch, 4).any()
+        assert torch.equal(objective.agrees(batch, 4), Guesses.agrees(objective, batch, 4))
 
 
 def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:

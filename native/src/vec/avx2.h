@@ -130,6 +130,7 @@ PL_INLINE __m256i add_words(__m256i acc, __m256i words) {
 // Eight of the 16 lanes: `half` picks them of a W or I. With wide weights, nibble by nibble.
 template <int QUADS, int ROWS, __m256i W::* OF_W, __m256i I::* OF_I>
 PL_INLINE void add_wide_dots(const W* w, const Activations* x, int first, I (&sum)[ROWS]) {
+    static_assert(QUADS <= quads_that_fit(4));
     __m256i low[ROWS], high[ROWS];
     for (int r = 0; r < ROWS; ++r) low[r] = high[r] = _mm256_setzero_si256();
     for (int j = 0; j < QUADS; ++j) {
@@ -153,6 +154,7 @@ template <int BITS, int QUADS, int ROWS> PL_INLINE void add_dots(const W* w, con
         add_wide_dots<QUADS, ROWS, &W::high, &I::high>(w, x, first, sum);
     } else {
         constexpr int fit = quads_that_fit(BITS) < QUADS ? quads_that_fit(BITS) : QUADS;
+        static_assert(QUADS % fit == 0);
         for (int from = 0; from < QUADS; from += fit) {
             I words[ROWS];
             for (I& each : words) each = none();

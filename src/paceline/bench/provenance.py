@@ -20,16 +20,8 @@ from paceline.device import available_cpus
 
 def provenance(outcome: Outcome, command: str) -> dict[str, Any]:
     config = outcome.config
-    return {
-        "command": command,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "paceline": paceline.__version__,
-        "commit": git_commit(Path(paceline.__file__)),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
+    return origin(command) | {
         "transformers": _transformers_version() if config.peers else None,
-        "platform": platform.platform(),
-        "processor": processor_model(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "threads": config.options.threads or available_cpus(),  # PyTorch's own number is 1 beside the kernels
         "target": config.options.model,
@@ -43,9 +35,23 @@ def provenance(outcome: Outcome, command: str) -> dict[str, Any]:
         "temperature": config.temperature,
         "seed": config.seed,
         "repeats": config.repeats,
-        "peak_memory_bytes": peak_memory(),
         "other_processes_cores": round(outcome.other_cores, 4),
         "warnings": warnings(outcome),
+    }
+
+
+def origin(command: str) -> dict[str, Any]:
+    """What is to be known of any figures."""
+    return {
+        "command": command,
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "paceline": paceline.__version__,
+        "commit": git_commit(Path(paceline.__file__)),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": processor_model(),
+        "peak_memory_bytes": peak_memory(),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,7 +16,7 @@ from paceline.sampling.transform import RowSpan
 from paceline.types import Draft, Sequence
 from paceline.verify.coupled import choose, verify_coupled
 from paceline.verify.rejection import verify_rejection
-from paceline.verify.trees import line_up
+from paceline.verify.trees import Trees, line_up
 from paceline.verify.typical import verify_typical
 
 
@@ -67,24 +68,23 @@ def verify(scores: Tensor, candidates: Seq[Candidate]) -> tuple[Tensor, Tensor]:
 def _verify_kind(kind: str, scores: Tensor, members: list[Candidate]) -> tuple[Tensor, Tensor]:
     if len(members) > 1 or members[0].draft.size + 1 < scores.shape[0]:
         scores = torch.cat([scores[m.rows] for m in members])
-    starts, total = [], 0
-    for member in members:
-        starts.append(total)
-        total += member.draft.size + 1
     device = scores.device
-    chosen = None
     if kind in ("greedy", "coupled"):
         chosen = choose(scores, None if kind == "greedy" else _row_keys(members, Purpose.SAMPLE, device))
-        if scores.shape[0] == len(members):  # nothing was drafted
+        if not any(m.draft.size for m in members):
             return torch.zeros_like(chosen), chosen
-    trees = line_up(starts, [m.draft.tokens for m in members], [m.draft.parents for m in members], device)
-    if chosen is not None:
-        return verify_coupled(chosen, trees)
+        return verify_coupled(chosen, _trees(members, device))
+    trees = _trees(members, device)
     if kind == "typical":
         return verify_typical(scores, trees, _row_keys(members, Purpose.SAMPLE, device))
     q = None if kind == "point" else _stack_q(members, scores.shape[1])
     residual_keys = _row_keys(members, Purpose.RESIDUAL, device)
     return verify_rejection(scores, trees, q, _coins(members, device), residual_keys, replacement=kind == "iid")
+
+
+def _trees(members: list[Candidate], device: torch.device) -> Trees:
+    starts = accumulate((m.draft.size + 1 for m in members[:-1]), initial=0)
+    return line_up(list(starts), [m.draft.tokens for m in members], [m.draft.parents for m in members], device)
 
 
 def _row_keys(members: list[Candidate], purpose: Purpose, device: torch.device) -> Tensor:

@@ -219,7 +219,7 @@ class Rollout:
             self._grow_trees([rows[row] for row in trees], scores if not chains else scores[trees])
 
     def _grow_chains(self, rows: Sequence[tuple[Growth, int]], scores: Tensor) -> None:
-        noisy = [row for row, (growth, _) in enumerate(rows) if not growth.view.params.greedy]
+        noisy = [row for row, (growth, _) in enumerate(rows) if growth.noisy]
         if noisy:
             words = send(torch.tensor([rows[row][0].noise_key(rows[row][1]) for row in noisy]), scores.device)
             if len(noisy) == len(rows):

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
-import torch
-
-import paceline
 from paceline.bench.noise import noise_warning
-from paceline.bench.provenance import git_commit, peak_memory, processor_model
+from paceline.bench.provenance import origin
 from paceline.study.findings import Finding, TrainedDraft
 from paceline.study.latency import TimedShape
 from paceline.study.throughput import best
@@ -65,17 +59,8 @@ def provenance(
 ) -> dict[str, Any]:
     """busy: cores that other processes used, by step. noted: warnings of the benchmarks."""
     noisy = [f"{step}: {text}" for step, cores in busy.items() if (text := noise_warning(cores)) is not None]
-    return {
-        "command": command,
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "paceline": paceline.__version__,
-        "commit": git_commit(Path(paceline.__file__)),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": processor_model(),
+    return origin(command) | {
         **asked,
-        "peak_memory_bytes": peak_memory(),
         "other_processes_cores": dict(busy),
         "warnings": [*noisy, *dict.fromkeys(noted)],
     }

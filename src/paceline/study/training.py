@@ -13,7 +13,6 @@ from torch import Tensor
 
 from paceline.errors import PacelineError
 from paceline.study.begin import begin_rebuilt
-from paceline.study.objective import WholeVocabularyObjective
 from paceline.study.remembered import Record, read_record, remembered
 from paceline.study.shapes import REBUILT, DraftShape
 from paceline.train.draft import DraftModule, DraftObjective, export
@@ -43,7 +42,7 @@ class School:
             begin_rebuilt(module, self.target)
         else:
             module.begin_as(self.target)
-        return WholeVocabularyObjective(module, self.target, self.vocabulary, steps=1)
+        return DraftObjective(module, self.target, self.vocabulary, steps=1)
 
     def train(self, shape: DraftShape, folder: Path, report: Report) -> Record:
         """Into `folder`/model, unless it is there already. Raises PacelineError on a full disk, and where the folder's

@@ -1,7 +1,7 @@
 """Drafters that guess the token behind each row from what the rows before it hold: an exit, a draft model.
 
 Fed with the text's own tokens, their guesses at the rows that follow are those that a chain would make, as long as it
-is accepted; so one forward judges every depth, and only the first is trained.
+is accepted; so one scoring of the rows judges every depth, and only the first is trained.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from paceline.train.batches import TrainingBatch, ahead
@@ -29,6 +30,12 @@ class RowGuesses(Guesses):
         hidden = self.hidden(batch)
         for depth in range(steps):
             yield partial(self._scores, ahead(hidden, depth + 1))
+
+    @torch.no_grad()
+    def agrees(self, batch: TrainingBatch, depth: int) -> Tensor:
+        picked = self.vocabulary[self.score(self.hidden(batch)).argmax(-1)]
+        right = picked == ahead(batch.tokens, 1)
+        return torch.stack([ahead(right, step + 1) & batch.judged(step + 1) for step in range(depth)], dim=-1)
 
     def _scores(self, hidden: Tensor, rows: Tensor | None) -> Tensor:
         return self.score(hidden if rows is None else hidden[rows])
