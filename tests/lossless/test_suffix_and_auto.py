@@ -127,6 +127,14 @@ class Scripted(Proposer):
         ]
 
 
+def test_what_the_engine_trims_counts_against_its_method(target: LoadedModel) -> None:
+    """Nothing of these drafts is worth verifying, and that is known of the method afterwards."""
+    machine = engine(target, Scripted("doubtful", 0.01), k=None)
+    run(machine, [PROMPTS[0]], [SamplingParams(max_tokens=30)])
+    record = machine.controller.record("doubtful").everywhere
+    assert 0 < record.accepted < 0.02 * record.tried
+
+
 def choosing(light: Scripted, heavy: Scripted | None) -> tuple[AutoProposer, Controller, Text]:
     controller, text = Controller(), Text([1, 2, 3])
     for rows in (1, 4, 16, 1, 8, 32) * 20:

@@ -38,6 +38,18 @@ def proposers(target: LoadedModel) -> dict[str, Proposer]:
     }
 
 
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 1.0, "seed": 5}], ids=["greedy", "coupled"])
+@pytest.mark.parametrize("penalty", [0.0, 1.5])
+def test_a_draft_like_the_target_is_never_refused(
+    penalty: float, sampling: dict[str, float], target: LoadedModel
+) -> None:
+    """Penalties, too, follow what was drafted before."""
+    machine = engine(target, draft_proposer(target, model(0, config=WIDE, sharpness=2.0)), k=4)
+    params = SamplingParams(max_tokens=30, frequency_penalty=penalty, **sampling)  # type: ignore[arg-type]
+    for request in run(machine, PROMPTS, [params] * len(PROMPTS)):
+        assert request.stats.accepted == request.stats.drafted > 10
+
+
 def plain(target: LoadedModel, prompt: list[int], params: SamplingParams) -> list[int]:
     return output(run(engine(target, NoProposer()), [prompt], [params])[0])
 

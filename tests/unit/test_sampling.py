@@ -75,6 +75,21 @@ def test_plain_greedy_leaves_the_logits_alone() -> None:
     assert transform(logits, [span(SamplingParams(), [1], 1, [2])]) is logits
 
 
+@pytest.mark.parametrize("biased", [False, True])
+def test_rows_are_transformed_as_if_each_request_were_alone(biased: bool) -> None:
+    """Also where all are cut alike; a row that no request asks about is left as it is."""
+    logits = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    warm = SamplingParams(temperature=0.5, top_k=3)
+    other = SamplingParams(temperature=0.5, top_k=3, logit_bias={4: 9.0}) if biased else warm
+    spans = [RowSpan(warm, [1], 1, 0), RowSpan(other, [1], 1, 1)]
+    rows = transform(logits, spans)
+    for row, params in enumerate((warm, other)):
+        alone = transform(logits[row : row + 1].clone(), [RowSpan(params, [1], 1, 0)])
+        assert torch.equal(rows[row], alone[0])
+    assert torch.equal(rows[2], logits[2])
+    assert (rows[1].argmax() == 4) == biased
+
+
 def test_transform_does_not_change_its_input() -> None:
     logits = torch.randn(1, 5)
     before = logits.clone()
