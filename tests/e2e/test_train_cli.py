@@ -57,6 +57,22 @@ def test_from_prompts_to_a_head_that_drafts(target: Path, tmp_path: Path, kind: 
     assert drafted.stats.drafted > 0
 
 
+def test_training_goes_on_from_a_head(target: Path, tmp_path: Path) -> None:
+    first = train(*arguments(target, tmp_path / "first"), "--draft-vocab", "9")
+    assert first.returncode == 0, first.stderr
+    head = str(tmp_path / "first" / "head")
+    again = ["--data", str(tmp_path / "first" / "data"), "--stages", "train,export", "--init", head]
+    second = train(*arguments(target, tmp_path / "second"), *again)
+    assert second.returncode == 0, second.stderr
+    begun = json.loads((tmp_path / "second" / "log.jsonl").read_text().splitlines()[0])
+    reached = json.loads((tmp_path / "first" / "log.jsonl").read_text().splitlines()[-1])
+    assert begun["tokens"] == 0
+    assert begun["length"] == pytest.approx(reached["length"], rel=0.02)  # the head is rounded to bf16
+    story = json.loads((tmp_path / "second" / "head" / "training.json").read_text())
+    assert story["init"] == head
+    assert json.loads((tmp_path / "second" / "head" / "config.json").read_text())["draft_vocab_size"] == 9
+
+
 def test_a_trained_draft_is_a_model_of_its_own(target: Path, tmp_path: Path) -> None:
     done = train(*arguments(target, tmp_path / "run", "draft"))
     assert done.returncode == 0, done.stderr

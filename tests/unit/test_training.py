@@ -23,13 +23,15 @@ from paceline.train.acceptance import Acceptance, walk
 from paceline.train.batches import batches
 from paceline.train.capture import Capture, new_index, store
 from paceline.train.drafters import DRAFTERS, Given
+from paceline.train.export import Card
+from paceline.train.init import Init
 from paceline.train.objective import Guesses
 from paceline.train.responses import Response, ResponseConfig, read_responses, shuffled, write_responses
 from paceline.train.rows import RowGuesses
 from paceline.train.shards import Shards
 from paceline.train.source import Stored, Streamed
 from paceline.train.trainer import Position, TrainConfig, Trainer
-from paceline.train.vocabulary import commonest_tokens
+from paceline.train.vocabulary import commonest, covered, token_counts
 from paceline.types import Sequence
 
 CONFIG = TrainConfig(tokens=3000, rows=120, rate=5e-3, depth=3, checkpoint_seconds=1e9)
@@ -114,11 +116,74 @@ def test_one_scoring_judges_every_depth_as_one_a_depth_does(lab: Lab, kind: str)
         assert torch.equal(objective.agrees(batch, 4), Guesses.agrees(objective, batch, 4))
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa"])
+def test_long_drafts_of_a_part_of_the_rows_are_what_they_are_among_all(lab: Lab, kind: str) -> None:
+    objective, taps = lab.objective(kind)
+    assert isinstance(objective, Guesses)
+    for weight in objective.module.parameters():  # as they begin, some parts count for nothing
+        weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
+    (every,) = batches(lab.passages(taps, count=8), 1000, None)
+    some = replace(every, begin=torch.tensor([0, 3, 4, 11]))
+    for depth, (whole, part) in enumerate(zip(objective.guesses(every, 3), objective.guesses(some, 3), strict=True)):
+        torch.testing.assert_close(part(None), whole(None)[:, some.rows(depth)])
+
+
+def test_training_draws_anew_where_long_drafts_begin(lab: Lab) -> None:
+    passages, generator = lab.passages((), count=8), torch.Generator().manual_seed(0)
+    drawn = [next(batches(passages, 1000, generator)).begin for _ in range(60)]
+    rows = max(len(each.tokens) for each in passages)
+    assert {len(each) for each in drawn} == {-(-rows // 4)}
+    assert sorted(set(torch.cat(drawn).tolist())) == list(range(rows))
+    assert torch.equal(next(batches(passages, 1000, None)).begin, torch.arange(rows))
+
+
+# Going on from a head
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "mtp", "draft", "exit"])
+def test_training_can_go_on_from_what_was_exported(lab: Lab, tmp_path: Path, kind: str) -> None:
+    objective, taps = lab.objective(kind)
+    for weight in objective.module.parameters():
+        weight.copy_(torch.randn(weight.shape, generator=torch.Generator().manual_seed(1)).bfloat16())
+    DRAFTERS[kind].export(tmp_path, Card(str(lab.folder), taps, lab.weights.config, {}), objective)
+    fresh, _ = lab.objective(kind)
+    Init.open(str(tmp_path)).load_into(fresh.module)
+    for ours, theirs in zip(fresh.module.parameters(), objective.module.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa"])
+def test_the_vocabulary_of_a_head_stays_when_training_goes_on(lab: Lab, tmp_path: Path, kind: str) -> None:
+    drafter = DRAFTERS[kind]
+    taps = drafter.default_taps(lab.weights.config)
+    given = Given(lab.weights, torch.tensor([2, 3, 7, 25]), taps)
+    drafter.export(tmp_path, Card(str(lab.folder), taps, lab.weights.config, {}), drafter.objective(given))
+    found = Init.open(str(tmp_path)).vocabulary
+    assert found is not None
+    assert found.tolist() == [2, 3, 7, 25]
+
+
+def test_a_head_of_another_kind_or_of_other_sizes_is_refused(lab: Lab, tmp_path: Path) -> None:
+    drafter = DRAFTERS["eagle3"]
+    taps = drafter.default_taps(lab.weights.config)
+    small = drafter.objective(Given(lab.weights, torch.arange(4), taps))
+    drafter.export(tmp_path, Card(str(lab.folder), taps, lab.weights.config, {}), small)
+    init = Init.open(str(tmp_path))
+    with pytest.raises(PacelineError, match=r"lm_head.weight is \[4, 16\] there, \[26, 16\] here"):
+        init.load_into(lab.objective("eagle3")[0].module)
+    with pytest.raises(PacelineError, match="another kind"):
+        init.load_into(lab.objective("mtp")[0].module)
+
+
+# What the target writes
+
+
 def test_the_draft_vocabulary_is_what_the_target_writes_most() -> None:
     responses = [Response("a", [9, 9, 9], [3, 3, 5]), Response("b", [9], [5, 3, 7])]
-    chosen, covered = commonest_tokens(responses, LETTERS, 2)
+    counts = token_counts(responses, LETTERS)
+    chosen = commonest(counts, 2)
     assert chosen.tolist() == [3, 5]
-    assert covered == pytest.approx(5 / 6)
+    assert covered(counts, chosen) == pytest.approx(5 / 6)
 
 
 # Killed and resumed

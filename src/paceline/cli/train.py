@@ -43,6 +43,9 @@ Disk = Annotated[
     typer.Option(help="Most GB of captured states; 0 captures anew while training.", rich_help_panel=_BUDGET, min=0),
 ]
 DraftVocab = Annotated[int, typer.Option(help="Commonest tokens that the drafter scores.", min=1)]
+Init = Annotated[
+    str | None, typer.Option(help="Drafter to go on from: directory, hub id, or a preset for its shipped head.")
+]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
 Rows = Annotated[int, typer.Option(help="Tokens of a forward.", min=1)]
 Accumulate = Annotated[int, typer.Option(help="Forwards of an optimiser step.", min=1)]
@@ -62,6 +65,7 @@ def train(
     response_tokens: ResponseTokens = None,
     disk: Disk = 20.0,
     draft_vocab: DraftVocab = 8192,
+    init: Init = None,
     rate: Rate = 1e-3,
     rows: Rows = 1024,
     accumulate: Accumulate = 1,
@@ -83,7 +87,7 @@ def train(
             tokens=tokens, rate=rate, rows=rows, accumulate=accumulate, seed=seed, bf16=has_bf16_dot(),
             checkpoint_seconds=checkpoint_seconds,
         ),
-        int(disk * 1e9), draft_vocab, threads, parse_stages(stages),
+        int(disk * 1e9), draft_vocab, init, threads, parse_stages(stages),
     )  # fmt: skip
     with _display(quiet) as display:
         acceptance = Run(config, display).go()

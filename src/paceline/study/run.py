@@ -31,7 +31,7 @@ from paceline.train.plan import digest
 from paceline.train.source import Stored
 from paceline.train.target import TargetWeights
 from paceline.train.trainer import Position
-from paceline.train.vocabulary import commonest_tokens
+from paceline.train.vocabulary import commonest, token_counts
 from paceline.weights.load import LoadedModel, load_model
 
 
@@ -108,7 +108,7 @@ class StudyRun:
         config, answers = self.config, self.given.answers
         target = TargetWeights.read(config.target)
         size = target.config.vocab_size
-        vocabulary, _ = commonest_tokens(answers, size, config.draft_vocab or size)
+        vocabulary = commonest(token_counts(answers, size), config.draft_vocab or size)
         source = Stored(self.given.captured, ())
         school = School(config.target, target, vocabulary, source, digest(answers), config.train)
         found = {}

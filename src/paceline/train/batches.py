@@ -12,11 +12,15 @@ from torch.nn.utils.rnn import pad_sequence
 from paceline.train.shards import Passage
 
 LONGEST = 512  # tokens of a passage that are trained on
+LONG_DRAFTS = 4  # in training, one row in so many begins a draft of more than a token
 
 
 @dataclass(frozen=True)
 class TrainingBatch:
-    """tokens [B, S], taps [B, S, K, H], last [B, S, H]; lengths [B] and prompts [B] in tokens. Padded with zeros."""
+    """tokens [B, S], taps [B, S, K, H], last [B, S, H]; lengths [B] and prompts [B] in tokens. Padded with zeros.
+
+    begin [R]: the rows at which drafts of more than a token begin, ascending.
+    """
 
     tokens: Tensor
     taps: Tensor
@@ -24,24 +28,43 @@ class TrainingBatch:
     best: Tensor
     lengths: Tensor
     prompts: Tensor
+    begin: Tensor
 
     @classmethod
-    def of(cls, passages: Sequence[Passage]) -> TrainingBatch:
+    def of(cls, passages: Sequence[Passage], generator: torch.Generator | None = None) -> TrainingBatch:
+        """Long drafts begin at every row, or with a generator at a part of them, drawn anew each time.
+
+        A draft sees of others only the rows of their first token, so each can be unrolled without the rest. The first
+        token's loss needs every row and teaches most; the tokens behind it would cost thrice as much again.
+        """
+
         def padded(name: str) -> Tensor:
             return pad_sequence([getattr(each, name) for each in passages], batch_first=True)
 
         return cls(
             padded("tokens"), padded("taps").float(), padded("last").float(), padded("best"),
             torch.tensor([len(each.tokens) for each in passages]), torch.tensor([each.prompt for each in passages]),
+            _some(max(len(each.tokens) for each in passages), generator),
         )  # fmt: skip
+
+    def rows(self, depth: int) -> Tensor:
+        """The rows [R] whose drafts reach so deep; depth 0: all."""
+        return self.begin if depth else torch.arange(self.tokens.shape[1])
 
     def judged(self, ahead: int) -> Tensor:
         """[B, S]: the rows whose guess, of the token `ahead` + 1 places behind their own, is one of the answer's.
 
         The answer's first token is the target's own in every step, so no draft ever has to guess it.
         """
-        guessed = torch.arange(self.tokens.shape[1]) + 1 + ahead
-        return (guessed > self.prompts[:, None]) & (guessed < self.lengths[:, None])
+        return self.taught(ahead) & (self._guessed(ahead) > self.prompts[:, None])
+
+    def taught(self, ahead: int) -> Tensor:
+        """[B, S]: the rows whose guess is of a token of the passage, the prompt's too: the target's law of what comes
+        next teaches whoever wrote what did come."""
+        return self._guessed(ahead) < self.lengths[:, None]
+
+    def _guessed(self, ahead: int) -> Tensor:
+        return torch.arange(self.tokens.shape[1]) + 1 + ahead
 
 
 def batches(passages: Sequence[Passage], tokens: int, generator: torch.Generator | None) -> Iterator[TrainingBatch]:
@@ -56,9 +79,15 @@ def batches(passages: Sequence[Passage], tokens: int, generator: torch.Generator
         groups[-1].append(each)
     groups = [group for group in groups if group]
     order = range(len(groups)) if generator is None else torch.randperm(len(groups), generator=generator).tolist()
-    return (TrainingBatch.of(groups[index]) for index in order)
+    return (TrainingBatch.of(groups[index], generator) for index in order)
 
 
-def ahead(x: Tensor, by: int) -> Tensor:
-    """x[:, s + by] at row s; past the end, whatever: those rows are not judged."""
-    return torch.roll(x, -by, dims=1)
+def _some(rows: int, generator: torch.Generator | None) -> Tensor:
+    if generator is None:
+        return torch.arange(rows)
+    return torch.randperm(rows, generator=generator)[: -(-rows // LONG_DRAFTS)].sort().values
+
+
+def ahead(x: Tensor, by: int, rows: Tensor | None = None) -> Tensor:
+    """x[:, s + by] for every row s, or those of `rows`; past the end, whatever: such rows are not judged."""
+    return torch.roll(x, -by, dims=1) if rows is None else x[:, (rows + by) % x.shape[1]]

@@ -32,8 +32,8 @@ class DraftLayer(nn.Module):
         self.post_attention_layernorm = RmsNorm(config.hidden_size, config.norm_eps)
         self.mlp = Mlp(config)
 
-    def forward(self, hidden: Tensor, turn: Angles) -> Tensor:
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), turn, [])
+    def forward(self, hidden: Tensor, rows: Tensor, turn: Angles) -> Tensor:
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), rows, turn, [])
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
@@ -66,11 +66,11 @@ class DraftModule(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Ids [B, S] -> hidden states [B, S, H] after the final norm."""
-        count = tokens.shape[1]
-        turn = self.rope.table(torch.arange(count), count)
+        rows = torch.arange(tokens.shape[1])
+        turn = self.rope.table(rows, len(rows))
         hidden = self.embed_tokens(tokens)
         for layer in self.layers:
-            hidden = layer(hidden, turn)
+            hidden = layer(hidden, rows, turn)
         out: Tensor = self.norm(hidden)
         return out
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from paceline.model.config import ModelConfig
 from paceline.model.rope import Rope
-from paceline.train.batches import TrainingBatch, ahead
+from paceline.train.batches import TrainingBatch
 from paceline.train.export import Card, export_eagle3
 from paceline.train.modules import Angles, Attention, Mlp, Past, RmsNorm, layer_config, layer_weights
 from paceline.train.objective import Guesses, Scores
 from paceline.train.target import TargetWeights
+from paceline.train.unroll import unroll
 
 if TYPE_CHECKING:
     from paceline.train.drafters import Given
@@ -34,9 +35,9 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RmsNorm(hidden, eps)
         self.mlp = Mlp(config)
 
-    def forward(self, embeds: Tensor, features: Tensor, turn: Angles, past: Past) -> Tensor:
+    def forward(self, embeds: Tensor, features: Tensor, rows: Tensor, turn: Angles, past: Past) -> Tensor:
         both = torch.cat((self.input_layernorm(embeds), self.hidden_norm(features)), dim=-1)
-        hidden = features + self.self_attn(both, turn, past)
+        hidden = features + self.self_attn(both, rows, turn, past)
         out: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
 
@@ -77,16 +78,6 @@ class Eagle3Module(nn.Module):
             layer.post_attention_layernorm.weight.copy_(own["mlp_norm"])
             layer.mlp.begin_as(own)
 
-    def unroll(self, batch: TrainingBatch, embeds: Tensor, steps: int) -> Iterator[Tensor]:
-        """Features before the final norm [B, S, H] of each step. embeds [B, S, H]: the target's, of the tokens."""
-        features = self.fc(batch.taps.flatten(2))
-        past: Past = []
-        count = embeds.shape[1]
-        for step in range(steps):
-            turn = self.rope.table(torch.arange(step, count + step), count + steps)
-            features = self.layer(ahead(embeds, step + 1), features, turn, past)
-            yield features
-
     def score(self, features: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(self.norm(features))
         return logits
@@ -97,7 +88,9 @@ class Eagle3Objective(Guesses):
     module: Eagle3Module
 
     def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
-        for features in self.module.unroll(batch, self.target.embed(batch.tokens), steps):
+        module, embeds = self.module, self.target.embed(batch.tokens)
+        fused = module.fc(batch.taps.flatten(2))
+        for features in unroll(module.layer, fused, batch, embeds, module.rope, steps):
             yield partial(self._scores, features)
 
     def _scores(self, features: Tensor, rows: Tensor | None) -> Tensor:

@@ -61,7 +61,8 @@ class MedusaObjective(Guesses):
             yield partial(self._scores, batch, head)
 
     def _scores(self, batch: TrainingBatch, head: int, rows: Tensor | None) -> Tensor:
-        return self.module.score(head, batch.last if rows is None else batch.last[rows])
+        hidden = batch.last[:, batch.rows(head)]
+        return self.module.score(head, hidden if rows is None else hidden[rows])
 
 
 def default_taps(target: ModelConfig) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from paceline.train.target import MLP, OUTPUT, QKV
 
 Angles = tuple[Tensor, Tensor]
 Past = list[tuple[Tensor, Tensor]]
-"""Keys and values [B, heads, S, d] of the steps before."""
+"""Keys and values [B, heads, R, d] of the steps before; the first step has every row."""
 
 
 def layer_config(target: ModelConfig, layers: int = 1, family: str = "llama") -> ModelConfig:
@@ -53,9 +53,9 @@ class Attention(nn.Module):
         self.q_norm = RmsNorm(dim, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RmsNorm(dim, config.norm_eps) if config.qk_norm else nn.Identity()
 
-    def forward(self, x: Tensor, turn: Angles, past: Past) -> Tensor:
-        """Rows [B, S, width] of one step -> [B, S, H]. `past`: keys and values [B, heads, S, d] of the steps before, to
-        which this step's are added.
+    def forward(self, x: Tensor, rows: Tensor, turn: Angles, past: Past) -> Tensor:
+        """Rows [B, R, width] of one step -> [B, R, H]. rows [R]: which of the first step's they continue, itself all of
+        them. `past`: keys and values [B, heads, R, d] of the steps before, to which this step's are added.
 
         Row s of step j continues a draft that began at s, so it sees the first step's rows up to s, and of every later
         step, its own included, only row s.
@@ -65,10 +65,10 @@ class Attention(nn.Module):
         value = self._split(self.v_proj(x), self.kv_heads).transpose(1, 2)
         group = self.heads // self.kv_heads
         past.append((key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)))
-        count = x.shape[1]
-        causal = torch.ones(count, count, dtype=torch.bool).tril()
+        count = past[0][0].shape[2]
+        later = torch.arange(count) > rows[:, None]
         scores = (query @ past[0][0].transpose(2, 3)).float() * self.scale
-        scores = scores.masked_fill(~causal, -torch.inf)
+        scores = scores.masked_fill(later, -torch.inf)
         own = [(query * each).sum(-1, keepdim=True).float() * self.scale for each, _ in past[1:]]
         weights = torch.cat([scores, *own], dim=-1).softmax(-1)
         out = weights[..., :count].to(value.dtype) @ past[0][1]

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from paceline.model.config import ModelConfig
 from paceline.model.rope import Rope
-from paceline.train.batches import TrainingBatch, ahead
+from paceline.train.batches import TrainingBatch
 from paceline.train.export import Card, export_mtp
 from paceline.train.modules import Angles, Attention, Mlp, Past, RmsNorm, layer_config, layer_weights
 from paceline.train.objective import Guesses, Scores
 from paceline.train.target import TargetWeights
+from paceline.train.unroll import unroll
 
 if TYPE_CHECKING:
     from paceline.train.drafters import Given
@@ -39,10 +40,10 @@ class MtpBlock(nn.Module):
         self.mlp = Mlp(config)
         self.final_layernorm = RmsNorm(hidden, eps)
 
-    def forward(self, embeds: Tensor, hidden: Tensor, turn: Angles, past: Past) -> Tensor:
+    def forward(self, embeds: Tensor, hidden: Tensor, rows: Tensor, turn: Angles, past: Past) -> Tensor:
         both = torch.cat((self.token_layernorm(embeds), self.hidden_layernorm(hidden)), dim=-1)
         stream = self.input_proj(both)
-        stream = stream + self.self_attn(self.input_layernorm(stream), turn, past)
+        stream = stream + self.self_attn(self.input_layernorm(stream), rows, turn, past)
         out: Tensor = self.final_layernorm(stream + self.mlp(self.post_attention_layernorm(stream)))
         return out
 
@@ -75,15 +76,6 @@ class MtpModule(nn.Module):
             block.post_attention_layernorm.weight.copy_(own["mlp_norm"])
             block.mlp.begin_as(own)
 
-    def unroll(self, last: Tensor, embeds: Tensor, steps: int) -> Iterator[Tensor]:
-        """Hidden states [B, S, H] of each step, ready for the target's output."""
-        past: Past = []
-        count = embeds.shape[1]
-        for step in range(steps):
-            turn = self.rope.table(torch.arange(step, count + step), count + steps)
-            last = self.block(ahead(embeds, step + 1), last, turn, past)
-            yield last
-
 
 @dataclass
 class MtpObjective(Guesses):
@@ -92,7 +84,8 @@ class MtpObjective(Guesses):
     module: MtpModule
 
     def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
-        for hidden in self.module.unroll(batch.last, self.target.embed(batch.tokens), steps):
+        module, embeds = self.module, self.target.embed(batch.tokens)
+        for hidden in unroll(module.block, batch.last, batch, embeds, module.rope, steps):
             yield partial(self._scores, hidden)
 
     def _scores(self, hidden: Tensor, rows: Tensor | None) -> Tensor:

@@ -19,7 +19,7 @@ DECAY = 0.8  # weight of a depth's loss over that of the one before: a late gues
 
 
 class Scores(Protocol):
-    """Logits over the draft vocabulary of the rows that a mask [B, S] picks (None: all)."""
+    """Logits over the draft vocabulary of the rows that a mask picks (None: all): of [B, S], or of `batch.rows`."""
 
     def __call__(self, rows: Tensor | None) -> Tensor: ...
 
@@ -29,7 +29,7 @@ class Guesses(ABC):
     """Drafters that guess the tokens behind a row's own next one. Depth d of row s guesses x_{s + d + 2}.
 
     The loss is soft cross-entropy against the target's distribution over the draft vocabulary (EAGLE-3, section 3);
-    rows whose likeliest token is not in it are left out.
+    rows whose likeliest token is not in it are left out, where the likeliest is known: inside prompts it is not.
 
     vocabulary [D]: the target's ids that are scored; steps: depths that are trained.
     """
@@ -41,7 +41,7 @@ class Guesses(ABC):
 
     @abstractmethod
     def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
-        """The scores of each depth in turn."""
+        """The scores of each depth in turn, of the rows that reach it."""
 
     @cached_property
     def output(self) -> Tensor:
@@ -55,12 +55,13 @@ class Guesses(ABC):
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         law = F.linear(batch.last, self.output).softmax(-1)
-        known = self.known[batch.best.clamp(min=0)]
+        known = self.known[batch.best] | (batch.best < 0)
         total, weight = torch.zeros(()), 1.0
         for depth, scores in enumerate(self.guesses(batch, self.steps)):
-            rows = batch.judged(depth + 1) & ahead(known, depth + 1)
-            if bool(rows.any()):
-                total = total + weight * F.cross_entropy(scores(rows).float(), ahead(law, depth + 1)[rows])
+            begin = batch.rows(depth)
+            taught = batch.taught(depth + 1)[:, begin] & ahead(known, depth + 1, begin)
+            if bool(taught.any()):
+                total = total + weight * F.cross_entropy(scores(taught).float(), ahead(law, depth + 1, begin)[taught])
             weight *= DECAY
         return total
 

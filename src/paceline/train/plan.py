@@ -20,7 +20,8 @@ from paceline.train.responses import Response
 @dataclass(frozen=True)
 class Plan:
     """vocabulary: the target's ids that the drafter scores; covered: their share of the answers' tokens. data: digest
-    of the answers. seconds, tokens: the budget of training, None where there is none."""
+    of the answers. seconds, tokens: the budget of training, None where there is none. init: the drafter that it went on
+    from, if any."""
 
     kind: str
     target: str
@@ -33,6 +34,7 @@ class Plan:
     tokens: int | None
     seed: int
     command: str
+    init: str | None = None
     paceline: str = paceline.__version__
     torch: str = torch.__version__
     python: str = platform.python_version()

@@ -29,7 +29,7 @@ class RowGuesses(Guesses):
     def guesses(self, batch: TrainingBatch, steps: int) -> Iterator[Scores]:
         hidden = self.hidden(batch)
         for depth in range(steps):
-            yield partial(self._scores, ahead(hidden, depth + 1))
+            yield partial(self._scores, ahead(hidden, depth + 1, batch.rows(depth)))
 
     @torch.no_grad()
     def agrees(self, batch: TrainingBatch, depth: int) -> Tensor:

@@ -23,6 +23,7 @@ from paceline.train.acceptance import Acceptance
 from paceline.train.capture import Capture, new_index, store
 from paceline.train.drafters import DRAFTERS, Drafter, Given
 from paceline.train.export import Card
+from paceline.train.init import Init
 from paceline.train.memory import check_memory
 from paceline.train.plan import Plan, digest
 from paceline.train.responses import Response, ResponseConfig, read_responses, write_responses
@@ -30,7 +31,7 @@ from paceline.train.shards import Shards
 from paceline.train.source import Source, Stored, Streamed
 from paceline.train.target import TargetWeights
 from paceline.train.trainer import Position, TrainConfig, Trainer, load_weights
-from paceline.train.vocabulary import commonest_tokens
+from paceline.train.vocabulary import commonest, covered, token_counts
 from paceline.weights.load import LoadedModel
 
 Stage = Literal["responses", "capture", "train", "export"]
@@ -50,7 +51,8 @@ class Display(Protocol):
 @dataclass(frozen=True)
 class RunConfig:
     """kind: what to train. out: checkpoint, log and head. data: responses and captured states, which several runs may
-    share. hours: for all stages together. disk: most bytes of captured states, 0 to capture while training."""
+    share. hours: for all stages together. disk: most bytes of captured states, 0 to capture while training. init: a
+    drafter to go on from (None: the target's own layers), whose vocabulary stays."""
 
     kind: str
     target: str
@@ -62,6 +64,7 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
     disk: int = 20 << 30
     draft_vocab: int = 8192
+    init: str | None = None
     threads: int | None = None
     stages: tuple[Stage, ...] = STAGES
 
@@ -128,6 +131,8 @@ class Run:
     def _train(self) -> Acceptance:
         plan, source = self._plan(), self._source()
         objective = self._drafter.objective(self._given(plan))
+        if plan.init is not None:
+            Init.open(plan.init).load_into(objective.module)
         if self.config.disk:  # the target has done its part, and the threads are free
             self._forget_target()
         set_threads(self.config.threads)
@@ -160,12 +165,15 @@ class Run:
                     "go on with those, or use another --out"
                 )
             return found
-        known, size = self._read, self._target.config.vocab_size
-        vocabulary, covered = commonest_tokens(known, size, config.draft_vocab)
+        vocabulary = None if config.init is None else Init.open(config.init).vocabulary
+        counts = token_counts(self._read, self._target.config.vocab_size)
+        if vocabulary is None:
+            vocabulary = commonest(counts, config.draft_vocab)
         left = None if config.hours is None else max(config.hours * 3600 - (time.monotonic() - self.began), 60.0)
         plan = Plan(
-            config.kind, config.target, self._target.key, self._taps, tuple(vocabulary.tolist()), covered,
-            digest(known), left, config.train.tokens, config.train.seed, shlex.join(["paceline", *sys.argv[1:]]),
+            config.kind, config.target, self._target.key, self._taps, tuple(vocabulary.tolist()),
+            covered(counts, vocabulary), digest(self._read), left, config.train.tokens, config.train.seed,
+            shlex.join(["paceline", *sys.argv[1:]]), config.init,
         )  # fmt: skip
         plan.save(path)
         return plan

@@ -10,14 +10,20 @@ from torch import Tensor
 from paceline.train.responses import Response
 
 
-def commonest_tokens(responses: Iterable[Response], vocab_size: int, count: int) -> tuple[Tensor, float]:
-    """The `count` commonest ids of the answers, ascending, and the share of the answers' tokens that they cover.
-
-    Ids that no answer holds come last, lowest first: byte-level vocabularies list common strings first.
-    """
+def token_counts(responses: Iterable[Response], vocab_size: int) -> Tensor:
+    """How often the answers hold each of the target's tokens [V]."""
     counts = torch.zeros(vocab_size, dtype=torch.int64)
     for each in responses:
         counts += torch.bincount(torch.tensor(each.response), minlength=vocab_size)
-    count = min(count, vocab_size)
-    chosen = counts.sort(descending=True, stable=True).indices[:count].sort().values
-    return chosen, float(counts[chosen].sum() / counts.sum().clamp(min=1))
+    return counts
+
+
+def commonest(counts: Tensor, size: int) -> Tensor:
+    """The `size` commonest ids, ascending. Of those that no answer holds the lowest come first: byte-level vocabularies
+    list common strings first."""
+    return counts.sort(descending=True, stable=True).indices[:size].sort().values
+
+
+def covered(counts: Tensor, vocabulary: Tensor) -> float:
+    """The share of the answers' tokens that are in it."""
+    return float(counts[vocabulary].sum() / counts.sum().clamp(min=1))
