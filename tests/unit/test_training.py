@@ -152,6 +152,22 @@ def test_training_can_go_on_from_what_was_exported(lab: Lab, tmp_path: Path, kin
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.usefixtures("small")
+def test_the_output_of_a_head_stays_when_training_goes_on(lab: Lab, tmp_path: Path) -> None:
+    objective, taps = lab.objective("eagle3")
+    DRAFTERS["eagle3"].export(tmp_path, Card(str(lab.folder), taps, lab.weights.config, {}), objective)
+    with gradients():
+        more = trainer(lab, tmp_path, replace(CONFIG, tokens=600))
+        Init.open(str(tmp_path)).load_into(more.objective.module)
+        more.run(silent)
+    begun = Init.open(str(tmp_path)).tensors
+    learnt = {
+        name for name, each in more.objective.module.state_dict().items() if not torch.equal(each, begun.get(name))
+    }
+    assert "fc.weight" in learnt
+    assert "lm_head.weight" not in learnt
+
+
 @pytest.mark.parametrize("kind", ["eagle3", "medusa"])
 def test_the_vocabulary_of_a_head_stays_when_training_goes_on(lab: Lab, tmp_path: Path, kind: str) -> None:
     drafter = DRAFTERS[kind]

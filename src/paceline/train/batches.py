@@ -56,15 +56,8 @@ class TrainingBatch:
 
         The answer's first token is the target's own in every step, so no draft ever has to guess it.
         """
-        return self.taught(ahead) & (self._guessed(ahead) > self.prompts[:, None])
-
-    def taught(self, ahead: int) -> Tensor:
-        """[B, S]: the rows whose guess is of a token of the passage, the prompt's too: the target's law of what comes
-        next teaches whoever wrote what did come."""
-        return self._guessed(ahead) < self.lengths[:, None]
-
-    def _guessed(self, ahead: int) -> Tensor:
-        return torch.arange(self.tokens.shape[1]) + 1 + ahead
+        guessed = torch.arange(self.tokens.shape[1]) + 1 + ahead
+        return (guessed > self.prompts[:, None]) & (guessed < self.lengths[:, None])
 
 
 def batches(passages: Sequence[Passage], tokens: int, generator: torch.Generator | None) -> Iterator[TrainingBatch]:

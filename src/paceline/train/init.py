@@ -13,6 +13,9 @@ from paceline.heads.shipped import shipped_head
 from paceline.heads.tensors import HeadTensors, open_tensors
 
 
+OUTPUT = "lm_head.weight"
+
+
 @dataclass(frozen=True)
 class Init:
     """name: as the user gave it; tensors: under the names of the file that `export` writes."""
@@ -35,7 +38,11 @@ class Init:
 
     @torch.no_grad()
     def load_into(self, module: nn.Module) -> None:
-        """Raises PacelineError if it is of another kind or of another target's sizes."""
+        """Its output over the commonest tokens stays as it is from then on: the rows of tokens that seldom come follow
+        noise, so that a head whose output learns on is worse for it (measured: docs/heads.md).
+
+        Raises PacelineError if it is of another kind or of another target's sizes.
+        """
         for name, weight in module.state_dict().items():
             stored = next((each for each in (name, f"model.{name}") if each in self.tensors), None)
             if stored is None:
@@ -46,3 +53,5 @@ class Init:
                     f"{list(weight.shape)} here; is it another target's?"
                 )
             weight.copy_(self.tensors.get(stored))
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(name != OUTPUT)

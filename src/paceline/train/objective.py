@@ -29,7 +29,7 @@ class Guesses(ABC):
     """Drafters that guess the tokens behind a row's own next one. Depth d of row s guesses x_{s + d + 2}.
 
     The loss is soft cross-entropy against the target's distribution over the draft vocabulary (EAGLE-3, section 3);
-    rows whose likeliest token is not in it are left out, where the likeliest is known: inside prompts it is not.
+    rows whose likeliest token is not in it are left out.
 
     vocabulary [D]: the target's ids that are scored; steps: depths that are trained.
     """
@@ -55,13 +55,13 @@ class Guesses(ABC):
 
     def loss(self, batch: TrainingBatch) -> Tensor:
         law = F.linear(batch.last, self.output).softmax(-1)
-        known = self.known[batch.best] | (batch.best < 0)
+        known = self.known[batch.best.clamp(min=0)]
         total, weight = torch.zeros(()), 1.0
         for depth, scores in enumerate(self.guesses(batch, self.steps)):
             begin = batch.rows(depth)
-            taught = batch.taught(depth + 1)[:, begin] & ahead(known, depth + 1, begin)
-            if bool(taught.any()):
-                total = total + weight * F.cross_entropy(scores(taught).float(), ahead(law, depth + 1, begin)[taught])
+            judged = batch.judged(depth + 1)[:, begin] & ahead(known, depth + 1, begin)
+            if bool(judged.any()):
+                total = total + weight * F.cross_entropy(scores(judged).float(), ahead(law, depth + 1, begin)[judged])
             weight *= DECAY
         return total
 
