@@ -12,7 +12,6 @@ from paceline.heads.load import find_head
 from paceline.heads.shipped import shipped_head
 from paceline.heads.tensors import HeadTensors, open_tensors
 
-
 OUTPUT = "lm_head.weight"
 
 
