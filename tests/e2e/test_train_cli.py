@@ -71,6 +71,27 @@ def test_training_goes_on_from_a_head(target: Path, tmp_path: Path) -> None:
     story = json.loads((tmp_path / "second" / "head" / "training.json").read_text())
     assert story["init"] == head
     assert json.loads((tmp_path / "second" / "head" / "config.json").read_text())["draft_vocab_size"] == 9
+    other = train(*arguments(target, tmp_path / "second"), *again[:-2])
+    assert other.returncode == 2
+    assert "began with other --tokens, --seed or --init" in other.stderr
+
+
+def test_a_head_that_cannot_be_gone_on_from_is_refused_before_anything_is_answered(
+    target: Path, tmp_path: Path
+) -> None:
+    first = train(*arguments(target, tmp_path / "exit", "exit", tokens=400))
+    assert first.returncode == 0, first.stderr
+    mistakes = {
+        str(tmp_path / "exit" / "head"): "has no tensor fc.weight; is it of another kind?",
+        str(tmp_path / "absent"): "no such directory",
+        str(tmp_path): "config.json",
+    }
+    for init, said in mistakes.items():
+        done = train(*arguments(target, tmp_path / "run"), "--init", init)
+        assert done.returncode == 2
+        assert said in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "run" / "data").exists()
 
 
 def test_a_trained_draft_is_a_model_of_its_own(target: Path, tmp_path: Path) -> None:
@@ -147,7 +168,7 @@ def test_a_run_is_not_gone_on_with_under_another_budget(target: Path, tmp_path: 
     assert train(*arguments(target, tmp_path / "run", "exit", tokens=500)).returncode == 0
     done = train(*arguments(target, tmp_path / "run", "exit", tokens=900))
     assert done.returncode == 2
-    assert "began with other --tokens or --seed (500, 0)" in done.stderr
+    assert "began with other --tokens, --seed or --init (500, 0, None)" in done.stderr
 
 
 def test_too_few_prompts_are_told_with_numbers(target: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ Disk = Annotated[
 ]
 DraftVocab = Annotated[int, typer.Option(help="Commonest tokens that the drafter scores.", min=1)]
 Init = Annotated[
-    str | None, typer.Option(help="Drafter to go on from: directory, hub id, or a preset for its shipped head.")
+    str | None, typer.Option(help="Drafter to go on from, vocabulary included: directory, hub id, or preset.")
 ]
 Rate = Annotated[float, typer.Option(help="Peak learning rate.", min=0)]
 Rows = Annotated[int, typer.Option(help="Tokens of a forward.", min=1)]

@@ -37,8 +37,8 @@ class Init:
 
     @torch.no_grad()
     def load_into(self, module: nn.Module) -> None:
-        """Its output over the commonest tokens stays as it is from then on: the rows of tokens that seldom come follow
-        noise, so that a head whose output learns on is worse for it (measured: docs/heads.md).
+        """Its output over the commonest tokens stays as it is from then on: one that learns on does worse (measured:
+        docs/heads.md).
 
         Raises PacelineError if it is of another kind or of another target's sizes.
         """
@@ -52,5 +52,5 @@ class Init:
                     f"{list(weight.shape)} here; is it another target's?"
                 )
             weight.copy_(self.tensors.get(stored))
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(name != OUTPUT)
+            if name == OUTPUT:
+                module.get_parameter(name).requires_grad_(False)

@@ -93,6 +93,8 @@ class Run:
         bound_product_cache()
         config = self.config
         check_memory(config.target, self._drafter.weights, config.draft_vocab, config.train.rows)
+        if config.init is not None and "train" in config.stages:
+            self._check_init(Init.open(config.init))
         result = None
         for stage in config.stages:
             if stage == "responses":
@@ -104,6 +106,14 @@ class Run:
             else:
                 self._export()
         return result
+
+    def _check_init(self, init: Init) -> None:
+        """Whatever is wrong with it is said before hours go into answers and states."""
+        target, found = TargetWeights.read(self.config.target), init.vocabulary
+        size = min(self.config.draft_vocab, target.config.vocab_size)
+        vocabulary = torch.arange(size) if found is None else found
+        given = Given(target, vocabulary, self._drafter.default_taps(target.config))
+        init.load_into(self._drafter.objective(given).module)
 
     def _responses(self) -> None:
         config, path = self.config, self._answers
@@ -159,10 +169,10 @@ class Run:
         if found is not None:
             if (found.kind, found.target_key) != (config.kind, self._target.key):
                 raise PacelineError(f"{config.out} holds a run of {found.kind} for {found.target}; use another --out")
-            if (found.tokens, found.seed) != (config.train.tokens, config.train.seed):
+            if (found.tokens, found.seed, found.init) != (config.train.tokens, config.train.seed, config.init):
                 raise PacelineError(
-                    f"the run in {config.out} began with other --tokens or --seed ({found.tokens}, {found.seed}); "
-                    "go on with those, or use another --out"
+                    f"the run in {config.out} began with other --tokens, --seed or --init ({found.tokens}, "
+                    f"{found.seed}, {found.init}); go on with those, or use another --out"
                 )
             return found
         vocabulary = None if config.init is None else Init.open(config.init).vocabulary
