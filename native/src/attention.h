@@ -5,7 +5,7 @@
 //     p(j)      exp(score(j) - max)
 //     sum       lane j % 16 adds p(j) in order of j; then fold_add
 //     out       an fma chain of p(j) v(j) in order of j; times 1 / sum
-// No operation depends on the row's neighbours, on the slots where its history lies, or on how chunks are shared.
+// No operation depends on the row's neighbours, on the slots where its history lies, or on how rows and heads are shared.
 #pragma once
 
 #include <algorithm>
@@ -18,18 +18,18 @@ namespace paceline::PL_ISA {
 
 inline int chunk_of(int position) { return position / LANES * LANES; }
 
-constexpr int AHEAD_CHUNKS = 3;  // how far keys and values are asked for before they are read
 constexpr int MOST_QUERIES = 6;  // that share a read of keys or values: what the registers hold
 
-// Scores of the `count` <= 16 keys for each query; lanes past `count` hold the score of a zero key.
+// Scores of the `count` <= 16 keys, `at` a slot's beginning, for each query; lanes past `count` hold the score of a zero key.
 template <int QUERIES>
-void score_chunk(const AttentionTask& task, const uint16_t* const* keys, int count, const float* const* queries, float* const* scores) {
+void score_keys(
+    const AttentionTask& task, const uint16_t* const* keys, int at, int count, const float* const* queries, float* const* scores) {
     F part[QUERIES][LANES];
     for (int key = 0; key < count; ++key) {
         F sum[QUERIES];
         for (F& each : sum) each = zero();
         for (int i = 0; i < task.head_dim; i += LANES) {
-            const F k = load_half(keys[key] + i);
+            const F k = load_half(keys[key] + at + i);
             for (int q = 0; q < QUERIES; ++q) sum[q] = fma(load(queries[q] + i), k, sum[q]);
         }
         for (int q = 0; q < QUERIES; ++q) part[q][key] = sum[q];
@@ -40,27 +40,28 @@ void score_chunk(const AttentionTask& task, const uint16_t* const* keys, int cou
     }
 }
 
-// WIDE registers of the head's width, from `at`: out += powers * values, key after key.
+// WIDE registers of the output, from `column` of a head on: out += powers * values, key after key. `at`: see above.
 template <int QUERIES, int WIDE>
-void value_part(int at, const uint16_t* const* values, int count, const float* const* powers, float* const* out) {
+void add_part(int column, const uint16_t* const* values, int at, int count, const float* const* powers, float* const* out) {
     F sum[QUERIES][WIDE];
     for (int q = 0; q < QUERIES; ++q)
-        for (int w = 0; w < WIDE; ++w) sum[q][w] = load(out[q] + at + w * LANES);
+        for (int w = 0; w < WIDE; ++w) sum[q][w] = load(out[q] + column + w * LANES);
     for (int key = 0; key < count; ++key) {
         F v[WIDE];
-        for (int w = 0; w < WIDE; ++w) v[w] = load_half(values[key] + at + w * LANES);
+        for (int w = 0; w < WIDE; ++w) v[w] = load_half(values[key] + at + column + w * LANES);
         for (int q = 0; q < QUERIES; ++q)
             for (int w = 0; w < WIDE; ++w) sum[q][w] = fma(set(powers[q][key]), v[w], sum[q][w]);
     }
     for (int q = 0; q < QUERIES; ++q)
-        for (int w = 0; w < WIDE; ++w) store(out[q] + at + w * LANES, sum[q][w]);
+        for (int w = 0; w < WIDE; ++w) store(out[q] + column + w * LANES, sum[q][w]);
 }
 
 template <int QUERIES>
-void value_chunk(const AttentionTask& task, const uint16_t* const* values, int count, const float* const* powers, float* const* out) {
-    int at = 0;
-    for (; at + 4 * LANES <= task.head_dim; at += 4 * LANES) value_part<QUERIES, 4>(at, values, count, powers, out);
-    for (; at < task.head_dim; at += LANES) value_part<QUERIES, 1>(at, values, count, powers, out);
+void weigh_values(
+    const AttentionTask& task, const uint16_t* const* values, int at, int count, const float* const* powers, float* const* out) {
+    int column = 0;
+    for (; column + 4 * LANES <= task.head_dim; column += 4 * LANES) add_part<QUERIES, 4>(column, values, at, count, powers, out);
+    for (; column < task.head_dim; column += LANES) add_part<QUERIES, 1>(column, values, at, count, powers, out);
 }
 
 // f.template operator()<QUERIES>(first) for runs of at most MOST_QUERIES of `count` queries.
@@ -77,10 +78,10 @@ template <class Function> void in_runs(int count, const Function& f) {
     }
 }
 
-// One call's queries: `heads` of each row, which share a key/value head.
+// One task's queries, by key/value head, then by row.
 class RowsOfHistory {
   public:
-    explicit RowsOfHistory(const AttentionTask& task) : task(task), queries(task.rows * task.heads) {
+    explicit RowsOfHistory(const AttentionTask& task) : task(task), end_head(task.first_head + task.heads) {
         for (int r = 0; r < task.rows; ++r) {
             length[r] = task.prefix[r] + task.tail_length[r];
             start[r] = task.window > 0 ? std::max(0, length[r] - task.window) : 0;
@@ -92,12 +93,15 @@ class RowsOfHistory {
         }
         const int room = last - first + LANES;
         float* scratch = task.scratch;
-        for (int q = 0; q < queries; ++q, scratch += room) powers[q] = scratch;
-        for (int q = 0; q < queries; ++q) {
-            const int r = q / task.heads, head = q % task.heads;
-            query[q] = task.query + r * task.query_stride + head * task.head_dim;
-            out[q] = task.out + r * task.out_stride + head * task.head_dim;
-        }
+        over_groups([&](int, int from, int to) {
+            for (int r = 0; r < task.rows; ++r)
+                for (int head = from; head < to; ++head, scratch += room) {
+                    row[queries] = r;
+                    powers[queries] = scratch;
+                    query[queries] = task.query + r * task.query_stride + head * task.head_dim;
+                    out[queries++] = task.out + r * task.out_stride + head * task.head_dim;
+                }
+        });
     }
 
     void attend() {
@@ -112,6 +116,12 @@ class RowsOfHistory {
     }
 
   private:
+    // f(key/value head, the first of our heads that share it, the end of them)
+    template <class Function> void over_groups(const Function& f) const {
+        for (int kv = task.first_head / task.group; kv * task.group < end_head; ++kv)
+            f(kv, std::max(task.first_head, kv * task.group), std::min(end_head, (kv + 1) * task.group));
+    }
+
     // Chunks of 16 positions in order: for all rows at once where each sees the whole chunk in the table, else row by row.
     template <class Function> void over_chunks(const Function& f) const {
         for (int chunk = first; chunk < last; chunk += LANES) {
@@ -124,47 +134,54 @@ class RowsOfHistory {
         }
     }
 
+    // f.template operator()<QUERIES>(first query, key/value head's beginning in a slot) for runs of these rows' queries.
+    template <class Function> void over_queries(int r, int rows, const Function& f) const {
+        over_groups([&](int kv, int from, int to) {
+            const int before = (from - task.first_head) * task.rows, heads = to - from;
+            in_runs(rows * heads, [&]<int QUERIES>(int run) {
+                f.template operator()<QUERIES>(before + r * heads + run, kv * task.head_dim);
+            });
+        });
+    }
+
     int slot(int r, int position) const {
         return position < task.prefix[r] ? task.table[position] : task.tail[r][position - task.prefix[r]];
     }
 
-    // Where `count` keys or values lie; those of a later chunk are asked for, since heads lie apart and no processor
-    // guesses which comes next.
+    // Where `count` slots lie. All are asked for at once, so that memory is waited for once; earlier is no better (measured).
     void find(int r, int from, int count, const uint16_t* store, const uint16_t** found) const {
-        for (int i = 0; i < count; ++i) found[i] = store + slot(r, from + i) * task.slot_stride;
-        const int soon = from + AHEAD_CHUNKS * LANES, end = std::min(soon + LANES, task.prefix[r]);
-        for (int position = soon; position < end; ++position) {
-            const uint16_t* own = store + int64_t{task.table[position]} * task.slot_stride;
-            for (int i = 0; i < task.head_dim; i += 64 / 2) prefetch(own + i);
+        const int begin = task.first_head / task.group * task.head_dim, end = ((end_head - 1) / task.group + 1) * task.head_dim;
+        for (int i = 0; i < count; ++i) {
+            found[i] = store + slot(r, from + i) * task.slot_stride;
+            for (int at = begin; at < end; at += 64 / 2) prefetch(found[i] + at);
         }
     }
 
     void score(int r, int rows, int chunk) {
         const uint16_t* keys[LANES];
-        const int count = std::min(LANES, length[r] - chunk), at = r * task.heads;
+        const int count = std::min(LANES, length[r] - chunk);
         find(r, chunk, count, task.keys, keys);
-        float* scores[MOST_ROWS * MOST_HEADS];
-        for (int q = 0; q < rows * task.heads; ++q) scores[q] = powers[at + q] + (chunk - base[r + q / task.heads]);
-        in_runs(rows * task.heads, [&]<int QUERIES>(int run) {
-            score_chunk<QUERIES>(task, keys, count, query + at + run, scores + run);
+        over_queries(r, rows, [&]<int QUERIES>(int q, int at) {
+            float* scores[QUERIES];
+            for (int i = 0; i < QUERIES; ++i) scores[i] = powers[q + i] + chunk - base[row[q + i]];
+            score_keys<QUERIES>(task, keys, at, count, query + q, scores);
         });
     }
 
     void add_values(int r, int rows, int chunk) {
         const uint16_t* values[LANES];
-        const int from = std::max(chunk, rows > 1 ? chunk : start[r]), at = r * task.heads;
-        const int count = std::min(chunk + LANES, length[r]) - from;
+        const int from = rows > 1 ? chunk : std::max(chunk, start[r]), count = std::min(chunk + LANES, length[r]) - from;
         find(r, from, count, task.values, values);
-        const float* own[MOST_ROWS * MOST_HEADS];
-        for (int q = 0; q < rows * task.heads; ++q) own[q] = powers[at + q] + (from - base[r + q / task.heads]);
-        in_runs(rows * task.heads, [&]<int QUERIES>(int run) {
-            value_chunk<QUERIES>(task, values, count, own + run, out + at + run);
+        over_queries(r, rows, [&]<int QUERIES>(int q, int at) {
+            const float* own[QUERIES];
+            for (int i = 0; i < QUERIES; ++i) own[i] = powers[q + i] + from - base[row[q + i]];
+            weigh_values<QUERIES>(task, values, at, count, own, out + q);
         });
     }
 
     // Scores to exp(score - max), 0 outside the history; and 1 / their sum.
     void soften(int q) {
-        const int r = q / task.heads, begin = start[r] - base[r], end = length[r] - base[r];
+        const int begin = start[row[q]] - base[row[q]], end = length[row[q]] - base[row[q]];
         float* p = powers[q];
         std::fill(p, p + begin, -INFINITY);
         std::fill(p + end, p + (end + LANES - 1) / LANES * LANES, -INFINITY);
@@ -180,9 +197,11 @@ class RowsOfHistory {
     }
 
     const AttentionTask& task;
-    const int queries;
+    const int end_head;
+    int queries = 0;
     int first = INT32_MAX, last = 0, joint_from = 0, joint_to = INT32_MAX;
     int length[MOST_ROWS], start[MOST_ROWS], base[MOST_ROWS];
+    int row[MOST_ROWS * MOST_HEADS];
     const float* query[MOST_ROWS * MOST_HEADS];
     float *powers[MOST_ROWS * MOST_HEADS], *out[MOST_ROWS * MOST_HEADS], inverse[MOST_ROWS * MOST_HEADS];
 };

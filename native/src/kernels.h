@@ -23,17 +23,17 @@ struct alignas(64) Activations {
 
 enum Activation : int32_t { SILU, GELU_TANH };
 
-constexpr int MOST_ROWS = 4;    // of one attention task
-constexpr int MOST_HEADS = 16;  // that share a key/value head, of one attention task
+constexpr int MOST_ROWS = 4;     // of one attention task
+constexpr int MOST_HEADS = 128;  // of one attention task
 
-// `rows` rows of one sequence and `heads` heads that share a key/value head: see pl_batch for the histories.
+// Heads [first_head, first_head + heads) of `rows` rows of one sequence: see pl_batch for the histories.
 struct AttentionTask {
-    int rows, heads, head_dim, window;
+    int rows, first_head, heads, group, head_dim, window;  // group: heads that share a key/value head
     float scale;
-    const float* query;  // of the first row and head; heads follow each other, rows are query_stride apart
+    const float* query;  // of the first row, at head 0; heads follow each other, rows are query_stride apart
     float* out;          // likewise
     int64_t query_stride, out_stride;
-    const uint16_t *keys, *values;  // of slot 0 at this key/value head
+    const uint16_t *keys, *values;  // of slot 0 at key/value head 0; these follow each other, too
     int64_t slot_stride;
     const int32_t *table, *prefix;  // the sequence's slots; for each row how many it sees
     const int32_t* const* tail;

@@ -1,4 +1,5 @@
 // The two halves of a decoder layer.
+#include <numeric>
 #include <vector>
 
 #include "products.h"
@@ -91,6 +92,17 @@ struct Run {
     int first, last;
 };
 
+// As few for each sequence as will do, and of like length: threads take them in turn.
+std::vector<Run> runs_of(const pl_batch& batch) {
+    std::vector<Run> runs;
+    for (int first = 0, end = 0; first < batch.rows; first = end) {
+        while (end < batch.rows && batch.table[end] == batch.table[first]) ++end;
+        const int rows = end - first, parts = (rows + MOST_ROWS - 1) / MOST_ROWS;
+        for (int part = 0; part < parts; ++part) runs.push_back({first + rows * part / parts, first + rows * (part + 1) / parts});
+    }
+    return runs;
+}
+
 // The calling thread's room for scores. Its own, so that it does not matter how many threads there are, or when that changes.
 float* scores_of_thread(const pl_batch& batch, Run run, int heads) {
     int longest = 0;
@@ -100,24 +112,25 @@ float* scores_of_thread(const pl_batch& batch, Run run, int heads) {
     return scores.data();
 }
 
+// In how many tasks each run's heads are cut: as few as give every thread as much. Where there are many runs, none of it
+// matters but the room that scores take, so heads that share a key and a value go alone.
+int tasks_a_run(const pl_layer& layer, int runs) {
+    const int threads = pool().threads();
+    const int wanted = runs >= 4 * threads ? layer.kv_heads : threads / std::gcd(threads, runs);
+    return std::clamp(wanted, (layer.heads + MOST_HEADS - 1) / MOST_HEADS, layer.heads);
+}
+
 void attend_all(const pl_layer& layer, const pl_batch& batch, const uint16_t* keys, const uint16_t* values, const Workspace& work) {
-    std::vector<Run> runs;
-    for (int row = 0; row < batch.rows; ++row) {
-        const bool more = !runs.empty() && row - runs.back().first < MOST_ROWS && batch.table[row] == batch.table[row - 1];
-        if (more) runs.back().last = row + 1;
-        else runs.push_back({row, row + 1});
-    }
-    const int group = layer.heads / layer.kv_heads, parts = (group + MOST_HEADS - 1) / MOST_HEADS;
-    const int tasks = layer.kv_heads * parts, dim = layer.head_dim;
+    const std::vector<Run> runs = runs_of(batch);
+    const int tasks = tasks_a_run(layer, static_cast<int>(runs.size())), dim = layer.head_dim;
     pool().run(static_cast<int>(runs.size()) * tasks, [&](int chunk) {
         const Run run = runs[chunk / tasks];
-        const int kv_head = chunk % tasks / parts, first = chunk % parts * MOST_HEADS, heads = std::min(MOST_HEADS, group - first);
-        const int64_t row = run.first, head = kv_head * group + first, width = layer.heads * dim;
+        const int part = chunk % tasks, first = layer.heads * part / tasks, heads = layer.heads * (part + 1) / tasks - first;
+        const int64_t row = run.first, width = layer.heads * dim;
         backend().attend(AttentionTask{
-            run.last - run.first, heads, dim, layer.window, layer.scale,
-            work.qkv + row * layer.qkv.rows + head * dim, work.attended + row * width + head * dim, layer.qkv.rows, width,
-            keys + kv_head * dim, values + kv_head * dim, int64_t{layer.kv_heads} * dim,
-            batch.table[row], batch.prefix + row, batch.tail + row, batch.tail_length + row,
+            run.last - run.first, first, heads, layer.heads / layer.kv_heads, dim, layer.window, layer.scale,
+            work.qkv + row * layer.qkv.rows, work.attended + row * width, layer.qkv.rows, width, keys, values,
+            int64_t{layer.kv_heads} * dim, batch.table[row], batch.prefix + row, batch.tail + row, batch.tail_length + row,
             scores_of_thread(batch, run, heads),
         });
     });

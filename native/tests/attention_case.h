@@ -1,5 +1,5 @@
 // A random attention task: rows of one sequence with their own prefixes and tails (as in a tree of drafts), slots in any
-// order, one of several key/value heads.
+// order.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,8 @@ class AttentionCase {
   public:
     explicit AttentionCase(Random& random) {
         task.rows = random.between(1, MOST_ROWS);
-        task.heads = random.between(1, MOST_HEADS);
+        task.group = random.between(1, 10);
+        task.heads = task.group * random.between(1, 3);
         task.head_dim = random.one_in(10) ? 256 : LANES * random.between(1, 8);
         task.window = random.one_in(2) ? random.between(1, 70) : 0;
         task.scale = (random.one_in(4) ? 8.0f : 1.0f) / std::sqrt(static_cast<float>(task.head_dim));
@@ -26,18 +27,22 @@ class AttentionCase {
     }
     AttentionCase(const AttentionCase& other)
         : task(other.task), query(other.query), keys(other.keys), values(other.values), table(other.table), prefix(other.prefix),
-          tails(other.tails), tail_length(other.tail_length), head_offset(other.head_offset) {
+          tails(other.tails), tail_length(other.tail_length) {
         point();
     }
 
-    // out [rows, out_stride]
-    std::vector<float> run(const Backend& backend) const {
+    // out [rows, out_stride], the heads in so many tasks
+    std::vector<float> run(const Backend& backend, int tasks = 1) const {
         std::vector<float> out(task.rows * task.out_stride, 7.0f), scratch(task.rows * task.heads * (longest() + 32));
         AttentionTask own = task;
         own.query = query.data();
         own.out = out.data();
         own.scratch = scratch.data();
-        backend.attend(own);
+        for (int part = 0; part < tasks; ++part) {
+            own.first_head = task.heads * part / tasks;
+            own.heads = task.heads * (part + 1) / tasks - own.first_head;
+            if (own.heads > 0) backend.attend(own);
+        }
         return out;
     }
 
@@ -90,9 +95,7 @@ class AttentionCase {
     }
 
     void place_slots(Random& random) {
-        const int kv_heads = random.between(1, 3);
-        task.slot_stride = kv_heads * task.head_dim;
-        head_offset = random.between(0, kv_heads - 1) * task.head_dim;
+        task.slot_stride = task.heads / task.group * task.head_dim;
         keys = halves(SLOTS * task.slot_stride, random);
         values = halves(SLOTS * task.slot_stride, random);
         std::vector<int32_t> order(SLOTS);
@@ -109,8 +112,8 @@ class AttentionCase {
         tail_pointers.clear();
         for (const std::vector<int32_t>& each : tails) tail_pointers.push_back(each.data());
         task.query = query.data();
-        task.keys = keys.data() + head_offset;
-        task.values = values.data() + head_offset;
+        task.keys = keys.data();
+        task.values = values.data();
         task.table = table.data();
         task.prefix = prefix.data();
         task.tail = tail_pointers.data();
@@ -128,7 +131,6 @@ class AttentionCase {
     std::vector<std::vector<int32_t>> tails;
     std::vector<int32_t> tail_length;
     std::vector<const int32_t*> tail_pointers;
-    int head_offset = 0;
 };
 
 }  // namespace paceline::test

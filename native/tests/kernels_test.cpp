@@ -293,8 +293,11 @@ void test_attention(Random& random) {
         const AttentionCase c(random);
         const std::vector<float> first = c.run(*backends().back());
         for (const Backend* backend : backends()) {
-            const std::vector<float> out = c.run(*backend);
-            expect_same(out.data(), first.data(), out.size(), named(*backend, "attention like portable, " + c.name()));
+            for (int tasks : {1, 2, 3, 16}) {
+                const std::vector<float> out = c.run(*backend, tasks);
+                const std::string what = "attention like portable, " + c.name() + ", tasks: " + std::to_string(tasks);
+                expect_same(out.data(), first.data(), out.size(), named(*backend, what));
+            }
         }
         for (int row = 0; row < c.task.rows; ++row) test_attention_row(c, first, row, c.name());
     }

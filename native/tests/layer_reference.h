@@ -76,13 +76,11 @@ class LayerReference {
     std::vector<float> attended(const pl_batch& batch, const float* qkv) const {
         const int dim = layer.head_dim, seen = batch.prefix[0] + batch.tail_length[0];
         std::vector<float> out(layer.heads * dim), scratch(seen + 32);
-        for (int head = 0; head < layer.heads; ++head) {
-            const int kv_head = head / (layer.heads / layer.kv_heads);
+        for (int head = 0; head < layer.heads; ++head)
             backend().attend(AttentionTask{
-                1, 1, dim, layer.window, layer.scale, qkv + head * dim, &out[head * dim], dim, dim, &state.keys[kv_head * dim],
-                &state.values[kv_head * dim], int64_t{layer.kv_heads} * dim, batch.table[0], batch.prefix, batch.tail,
+                1, head, 1, layer.heads / layer.kv_heads, dim, layer.window, layer.scale, qkv, out.data(), dim, dim,
+                state.keys.data(), state.values.data(), int64_t{layer.kv_heads} * dim, batch.table[0], batch.prefix, batch.tail,
                 batch.tail_length, scratch.data()});
-        }
         return out;
     }
 

@@ -195,10 +195,11 @@ inline std::vector<int> history(const AttentionTask& task, int row) {
 inline std::vector<double> attended(const AttentionTask& task, int row, int head) {
     const std::vector<int> slots = history(task, row);
     const float* query = task.query + row * task.query_stride + head * task.head_dim;
+    const int at = head / task.group * task.head_dim;
     std::vector<double> power;
     for (int slot : slots) {
         double score = 0.0;
-        for (int i = 0; i < task.head_dim; ++i) score += double{query[i]} * value_of_half(task.keys[slot * task.slot_stride + i]);
+        for (int i = 0; i < task.head_dim; ++i) score += double{query[i]} * value_of_half(task.keys[slot * task.slot_stride + at + i]);
         power.push_back(score * task.scale);
     }
     const double largest = *std::max_element(power.begin(), power.end());
@@ -207,7 +208,7 @@ inline std::vector<double> attended(const AttentionTask& task, int row, int head
     std::vector<double> out(task.head_dim, 0.0);
     for (size_t j = 0; j < slots.size(); ++j)
         for (int i = 0; i < task.head_dim; ++i)
-            out[i] += power[j] / sum * value_of_half(task.values[slots[j] * task.slot_stride + i]);
+            out[i] += power[j] / sum * value_of_half(task.values[slots[j] * task.slot_stride + at + i]);
     return out;
 }
 

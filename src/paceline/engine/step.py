@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool
-from paceline.cache.tree import is_chain, paths
+from paceline.cache.tree import is_chain
 from paceline.device import send
 from paceline.engine.controller import Controller
 from paceline.engine.output import TokenLogprobs
 from paceline.engine.record import Outcome, foregone
 from paceline.engine.scheduler import Work
 from paceline.engine.trace import record_step
-from paceline.engine.verification import Candidate, verify
+from paceline.engine.verification import Candidate, Walked, verify
 from paceline.model.attention import Span
 from paceline.model.decoder import Batch, Decoder
 from paceline.propose.base import NOTHING, Budget, Proposer, check_draft
@@ -52,7 +52,7 @@ class Stepper:
         drafted = time.perf_counter()
         logits, taps, candidates = self.forward(work, drafts)
         scores = transform(logits, [c.span for c in candidates])
-        walked = read(candidates, *verify(scores, candidates)) if candidates else []
+        walked = verify(scores, candidates) if candidates else []
         verified = time.perf_counter()
         finished = self.commit(work, candidates, walked, logits, taps)
         self.account(work, candidates, walked, started, drafted, verified)
@@ -182,22 +182,6 @@ class Stepper:
         # Reserved is what a chain can come to; a wide tree near the end of its room may need more, if there is any.
         assert sequence.cache is not None
         return Budget(depth, sequence.cache.spare(max(depth, budget.nodes)))
-
-
-Walked = tuple[tuple[int, ...], list[int]]
-"""Accepted nodes of a draft, root to leaf, and the tokens that they and the next one are."""
-
-
-def read(candidates: Seq[Candidate], last: Tensor, tokens: Tensor) -> list[Walked]:
-    """The step's one read from the device: each sequence's accepted drafts and next token."""
-    flat = torch.cat([last, tokens, *(c.draft.tokens for c in candidates)]).tolist()
-    batch = len(candidates)
-    walked, at = [], 2 * batch
-    for b, candidate in enumerate(candidates):
-        path = paths(candidate.draft.parents)[flat[b] - 1] if flat[b] else ()
-        walked.append((path, [*(flat[at + node] for node in path), flat[batch + b]]))
-        at += candidate.draft.size
-    return walked
 
 
 def select(states: Tensor, start: int, rows: Seq[int]) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from paceline.device import send
 from paceline.sampling.noise import Purpose, key, uniform
 from paceline.sampling.transform import RowSpan
 from paceline.types import Draft, Sequence
-from paceline.verify.coupled import choose, verify_coupled
+from paceline.verify.coupled import choose, follow
 from paceline.verify.rejection import verify_rejection
 from paceline.verify.trees import Trees, line_up
 from paceline.verify.typical import verify_typical
@@ -53,33 +53,54 @@ class Candidate:
         return "coupled" if params.coupled else self.draft.draw
 
 
-def verify(scores: Tensor, candidates: Seq[Candidate]) -> tuple[Tensor, Tensor]:
-    """(column of the last accepted node [B], next token [B]) on the device, in the candidates' order."""
+Walked = tuple[tuple[int, ...], list[int]]
+"""Accepted nodes of a draft, root to leaf, and the tokens that they and the next one are."""
+
+
+def verify(scores: Tensor, candidates: Seq[Candidate]) -> list[Walked]:
+    """What each candidate's rows of `scores` make of its draft, in the candidates' order: the step's one read from the
+    device."""
     kinds: dict[str, list[int]] = {}
     for b, candidate in enumerate(candidates):
         kinds.setdefault(candidate.kind, []).append(b)
-    parts = [_verify_kind(kind, scores, [candidates[b] for b in members]) for kind, members in kinds.items()]
-    if len(parts) == 1:
-        return parts[0]
-    order = send(torch.tensor([b for members in kinds.values() for b in members]).argsort(), scores.device)
-    return torch.cat([p[0] for p in parts])[order], torch.cat([p[1] for p in parts])[order]
+    judged = [_judge(kind, scores, [candidates[b] for b in members]) for kind, members in kinds.items()]
+    read = iter(torch.cat([*judged, *(candidate.draft.tokens for candidate in candidates)]).tolist())
+    seen = {b: list(islice(read, _judged(kind, candidates[b]))) for kind, members in kinds.items() for b in members}
+    walked = []
+    for b, candidate in enumerate(candidates):
+        parents, drafted = candidate.draft.parents, list(islice(read, candidate.draft.size))
+        if candidate.kind in SAMPLED_FIRST:
+            walked.append(follow(parents, drafted, seen[b]))
+        else:
+            column, token = seen[b]
+            path = paths(parents)[column - 1] if column else ()
+            walked.append((path, [*(drafted[node] for node in path), token]))
+    return walked
 
 
-def _verify_kind(kind: str, scores: Tensor, members: list[Candidate]) -> tuple[Tensor, Tensor]:
+SAMPLED_FIRST = ("greedy", "coupled")
+"""Kinds whose rows are sampled whatever was drafted; the others judge drafts by their chances."""
+
+
+def _judged(kind: str, candidate: Candidate) -> int:
+    """Numbers that `_judge` has to say of one candidate."""
+    return candidate.draft.size + 1 if kind in SAMPLED_FIRST else 2
+
+
+def _judge(kind: str, scores: Tensor, members: list[Candidate]) -> Tensor:
+    """Of each member in turn: the token sampled at every row, or (column of the last accepted node, next token)."""
     if len(members) > 1 or members[0].draft.size + 1 < scores.shape[0]:
         scores = torch.cat([scores[m.rows] for m in members])
     device = scores.device
-    if kind in ("greedy", "coupled"):
-        chosen = choose(scores, None if kind == "greedy" else _row_keys(members, Purpose.SAMPLE, device))
-        if not any(m.draft.size for m in members):
-            return torch.zeros_like(chosen), chosen
-        return verify_coupled(chosen, _trees(members, device))
+    if kind in SAMPLED_FIRST:
+        return choose(scores, None if kind == "greedy" else _row_keys(members, Purpose.SAMPLE, device))
     trees = _trees(members, device)
     if kind == "typical":
-        return verify_typical(scores, trees, _row_keys(members, Purpose.SAMPLE, device))
+        return torch.stack(verify_typical(scores, trees, _row_keys(members, Purpose.SAMPLE, device)), dim=1).flatten()
     q = None if kind == "point" else _stack_q(members, scores.shape[1])
-    residual_keys = _row_keys(members, Purpose.RESIDUAL, device)
-    return verify_rejection(scores, trees, q, _coins(members, device), residual_keys, replacement=kind == "iid")
+    coins, keys = _coins(members, device), _row_keys(members, Purpose.RESIDUAL, device)
+    verdict = verify_rejection(scores, trees, q, coins, keys, replacement=kind == "iid")
+    return torch.stack(verdict, dim=1).flatten()
 
 
 def _trees(members: list[Candidate], device: torch.device) -> Trees:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import byref
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
@@ -57,6 +58,10 @@ class NativeLayer:
         return struct
 
 
+Stores = list[tuple[int, int]]
+"""By layer, where a pool's keys and values begin."""
+
+
 class NativeLayers:
     """Layers one behind the other. `ropes`: keyed by "is a sliding layer"."""
 
@@ -64,12 +69,21 @@ class NativeLayers:
         self.config, self.layers, self.ropes = config, list(layers), ropes
         self.structs = [layer.struct(config, index) for index, layer in enumerate(layers)]
         self.pointers = [byref(struct) for struct in self.structs]
+        self.slides = [config.window(index) is not None for index in range(len(layers))]
+        self._stores: WeakKeyDictionary[BlockPool, Stores] = WeakKeyDictionary()
         self._largest = max(self.pointers, key=lambda pointer: int(kernels().pl_layer_work(pointer, 1)))
         self._work = aligned(0)
 
     def plan(self, spans: Sequence[Span], pool: BlockPool, beside: Tensor | None = None) -> NativeSublayers:
         """One step over these rows; `beside` [T, H]: what layers of wide inputs read with the hidden states."""
         return NativeSublayers(self, spans, pool, beside)
+
+    def stores(self, pool: BlockPool) -> Stores:
+        """Asked for in every step, so they are looked up once."""
+        if pool not in self._stores:
+            pairs = zip(pool.keys, pool.values, strict=True)
+            self._stores[pool] = [(keys.data_ptr(), values.data_ptr()) for keys, values in pairs]
+        return self._stores[pool]
 
     def work(self, rows: int) -> Tensor:
         """Memory for a step, kept for the next."""
@@ -83,20 +97,21 @@ class NativeSublayers:
     """One step's batch as the kernels take it. Hidden states, fp32 and contiguous, are changed in place."""
 
     def __init__(self, layers: NativeLayers, spans: Sequence[Span], pool: BlockPool, beside: Tensor | None) -> None:
-        self.layers, self.pool, self.beside, self.library = layers, pool, beside, kernels()
+        self.layers, self.beside, self.library = layers, beside, kernels()
+        self.pool, self.stores = pool, layers.stores(pool)
         self.rows = Histories(spans)
         longest = max(span.end for span in spans)
-        self.angles = {local: rope.halves(longest) for local, rope in layers.ropes.items()}
+        self.angles = {slides: rope.halves(longest) for slides, rope in layers.ropes.items()}
+        self.tables = {slides: (cos.data_ptr(), sin.data_ptr()) for slides, (cos, sin) in self.angles.items()}
         self.work = layers.work(self.rows.count)
         self.struct = self.rows.struct(self.work, beside)
         self.batch = byref(self.struct)
 
     def attend(self, index: int, hidden: Tensor) -> Tensor:
-        cos, sin = self.angles[self.layers.config.window(index) is not None]
-        keys, values = self.pool.keys[index], self.pool.values[index]
+        layers = self.layers
         self.library.pl_attention(
-            self.layers.pointers[index], self.batch, keys.data_ptr(), values.data_ptr(), cos.data_ptr(),
-            sin.data_ptr(), hidden.data_ptr(),
+            layers.pointers[index], self.batch, *self.stores[index], *self.tables[layers.slides[index]],
+            hidden.data_ptr(),
         )  # fmt: skip
         return hidden
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from paceline.cache.tree import Parents
 from paceline.sampling.best import likeliest
 from paceline.sampling.noise import sample
-from paceline.verify.trees import Trees
 
 
 def choose(scores: Tensor, keys: Tensor | None) -> Tensor:
@@ -14,12 +16,19 @@ def choose(scores: Tensor, keys: Tensor | None) -> Tensor:
     return likeliest(scores) if keys is None else sample(scores, keys)
 
 
-def verify_coupled(chosen: Tensor, trees: Trees) -> tuple[Tensor, Tensor]:
-    """(column of the last accepted node [B], next token [B]) for the tokens `chosen` [R] at every row.
+def follow(parents: Parents, drafted: Sequence[int], chosen: Sequence[int]) -> tuple[tuple[int, ...], list[int]]:
+    """(accepted nodes, emitted tokens) of one draft: the branch that equals what was chosen.
 
-    The next token is the target's own choice where no child equals it, or the bonus token at a leaf, so the emitted
-    tokens are `chosen` along the path whatever the draft was: the output cannot depend on it.
+    drafted [n]: the nodes' tokens. chosen [n + 1]: of the last token's row and of each node's. What is emitted is
+    `chosen` along the branch whatever the draft was, and one token more than the branch is long: the target's own where
+    no child equals it, the bonus token at a leaf. So the output cannot depend on the draft.
     """
-    own = chosen[trees.row]
-    last = trees.walk(own.gather(1, trees.parent) == trees.tokens)
-    return last, own.gather(1, last[:, None]).squeeze(1)
+    path: list[int] = []
+    last, token = -1, chosen[0]
+    emitted = [token]
+    for node, (parent, child) in enumerate(zip(parents, drafted, strict=True)):  # parents stand before their children
+        if parent == last and child == token:
+            path.append(node)
+            last, token = node, chosen[node + 1]
+            emitted.append(token)
+    return tuple(path), emitted
