@@ -64,27 +64,23 @@ def verify(scores: Tensor, candidates: Seq[Candidate]) -> list[Walked]:
     for b, candidate in enumerate(candidates):
         kinds.setdefault(candidate.kind, []).append(b)
     judged = [_judge(kind, scores, [candidates[b] for b in members]) for kind, members in kinds.items()]
-    read = iter(torch.cat([*judged, *(candidate.draft.tokens for candidate in candidates)]).tolist())
-    seen = {b: list(islice(read, _judged(kind, candidates[b]))) for kind, members in kinds.items() for b in members}
-    walked = []
-    for b, candidate in enumerate(candidates):
-        parents, drafted = candidate.draft.parents, list(islice(read, candidate.draft.size))
-        if candidate.kind in SAMPLED_FIRST:
-            walked.append(follow(parents, drafted, seen[b]))
-        else:
-            column, token = seen[b]
-            path = paths(parents)[column - 1] if column else ()
-            walked.append((path, [*(drafted[node] for node in path), token]))
-    return walked
+    read = iter(torch.cat([*(c.draft.tokens for c in candidates), *judged]).tolist())
+    drafted = [list(islice(read, c.draft.size)) for c in candidates]
+    walked: dict[int, Walked] = {}
+    for kind, members in kinds.items():
+        for b in members:
+            parents = candidates[b].draft.parents
+            if kind in SAMPLED_FIRST:
+                walked[b] = follow(parents, drafted[b], list(islice(read, len(parents) + 1)))
+            else:
+                column, token = islice(read, 2)
+                path = paths(parents)[column - 1] if column else ()
+                walked[b] = (path, [*(drafted[b][node] for node in path), token])
+    return [walked[b] for b in range(len(candidates))]
 
 
 SAMPLED_FIRST = ("greedy", "coupled")
 """Kinds whose rows are sampled whatever was drafted; the others judge drafts by their chances."""
-
-
-def _judged(kind: str, candidate: Candidate) -> int:
-    """Numbers that `_judge` has to say of one candidate."""
-    return candidate.draft.size + 1 if kind in SAMPLED_FIRST else 2
 
 
 def _judge(kind: str, scores: Tensor, members: list[Candidate]) -> Tensor:

@@ -79,11 +79,12 @@ class NativeLayers:
         return NativeSublayers(self, spans, pool, beside)
 
     def stores(self, pool: BlockPool) -> Stores:
-        """Asked for in every step, so they are looked up once."""
-        if pool not in self._stores:
+        """Asked for in every step, so they are looked up once: a pool's stay where they are."""
+        found = self._stores.get(pool)
+        if found is None:
             pairs = zip(pool.keys, pool.values, strict=True)
-            self._stores[pool] = [(keys.data_ptr(), values.data_ptr()) for keys, values in pairs]
-        return self._stores[pool]
+            found = self._stores[pool] = [(keys.data_ptr(), values.data_ptr()) for keys, values in pairs]
+        return found
 
     def work(self, rows: int) -> Tensor:
         """Memory for a step, kept for the next."""
@@ -98,12 +99,12 @@ class NativeSublayers:
 
     def __init__(self, layers: NativeLayers, spans: Sequence[Span], pool: BlockPool, beside: Tensor | None) -> None:
         self.layers, self.beside, self.library = layers, beside, kernels()
-        self.pool, self.stores = pool, layers.stores(pool)
-        self.rows = Histories(spans)
+        self.rows, self.stores = Histories(spans), layers.stores(pool)
         longest = max(span.end for span in spans)
         self.angles = {slides: rope.halves(longest) for slides, rope in layers.ropes.items()}
         self.tables = {slides: (cos.data_ptr(), sin.data_ptr()) for slides, (cos, sin) in self.angles.items()}
         self.work = layers.work(self.rows.count)
+        self.alive = pool  # like rows, angles and beside: addresses point into it
         self.struct = self.rows.struct(self.work, beside)
         self.batch = byref(self.struct)
 
