@@ -107,6 +107,40 @@ PL_API void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_
 PL_API void pl_draw(
     const float* scores, int32_t rows, int32_t width, const int64_t* ids, const int64_t* keys, int64_t* drawn);
 
+/* ---- a head's chain ---- */
+
+/* An EAGLE-3 head of one layer (Li et al. 2025). A row's feature is fc(taps) or the output of the row before it; the layer
+ * reads it behind the embedding of the row's token, and the output scores what follows. */
+typedef struct {
+    pl_layer layer;
+    pl_linear fc, output;
+    pl_matrix embedding;        /* of tokens, [V, hidden] */
+    const float* residual_norm; /* [hidden] or NULL: features enter as they are */
+    const float* output_norm;   /* [hidden], of what the output reads */
+    const int64_t* ids;         /* [output.rows] the token that each score is of, or NULL: its own number */
+    int32_t feeds_normed;       /* whether the next row's feature is what the output reads */
+    int32_t unused;
+} pl_head;
+
+typedef struct {
+    const float* taps;     /* [rows, fc.columns]: the target's hidden states */
+    const int64_t* tokens; /* [rows] the token behind each */
+    int32_t depth;         /* the most tokens to draft, 1 or more */
+    float stop_below;      /* a token whose chance, times those of the tokens before it, is less gets no successor */
+    float temperature;     /* 0: the likeliest tokens; else draws as in pl_draw, from scores divided by it */
+    int32_t unused;
+    const int64_t* keys;   /* [depth, 2] the noise of each, or NULL at temperature 0 */
+} pl_draft;
+
+/* Bytes of work that a chain behind `rows` rows needs. */
+PL_API int64_t pl_chain_work(const pl_head* head, int32_t rows);
+
+/* Feeds the batch's rows, then drafts token after token, each fed as one more row: the arrays of `batch` go on for
+ * depth - 1 rows behind its own. Returns how many tokens came; their ids and probabilities: drafted, chance [depth]. */
+PL_API int32_t pl_chain(
+    const pl_head* head, const pl_batch* batch, const pl_draft* draft, uint16_t* keys, uint16_t* values, const float* cos,
+    const float* sin, int64_t* drafted, float* chance);
+
 #ifdef __cplusplus
 }
 #endif

@@ -20,7 +20,8 @@
 namespace paceline::PL_ISA {
 
 template <Format FORMAT, int... ROWS> void fill(BlockKernel* rows, std::integer_sequence<int, ROWS...>) {
-    ((rows[ROWS + 1] = block<FORMAT, ROWS + 1>), ...);
+    ((rows[ROWS + 1] = block<FORMAT, ROWS + 1, true>), ...);
+    if (!asks_for_one_row()) rows[1] = block<FORMAT, 1, false>;
 }
 
 template <int... FORMAT> void fill(Backend& backend, std::integer_sequence<int, FORMAT...>) {

@@ -132,8 +132,9 @@ template <int ZERO> PL_INLINE I start(int32_t negative_sum) {
     else return shift_left<ZERO>(set(negative_sum));
 }
 
-// With more rows than STREAMED a group is computed so slowly that the processor's own prefetching falls behind, and asking
-// for the weights AHEAD bytes further on makes memory and arithmetic overlap; with fewer, asking gets in the way (measured).
+// With several rows a group is computed so slowly that the processor's own prefetching falls behind, and asking for the
+// weights AHEAD bytes further on makes memory and arithmetic overlap. With a single row it depends: `asks_for_one_row` of
+// the vectors says where asking helps (and where it gets in the way).
 constexpr int AHEAD = 4096;
 
 // A group's part of `ROWS` rows, u of the comment above. Rows take turns, since a row's sums wait for each other.
@@ -163,7 +164,7 @@ template <class R, int ROWS> PL_INLINE void add_group(const Group32& g, const Ac
 }
 
 // out[r * 16 + c] for ROWS rows and the 16 channels of a block; x[g * ROWS + r].
-template <Format FORMAT, int ROWS> void block(const uint8_t* weights, const Activations* x, int columns, float* out) {
+template <Format FORMAT, int ROWS, bool ASKS> void block(const uint8_t* weights, const Activations* x, int columns, float* out) {
     using R = Reader<FORMAT>;
     constexpr int size = LAYOUTS[FORMAT].super_bytes(), groups = LAYOUTS[FORMAT].columns / GROUP;
     F acc[ROWS];
@@ -173,7 +174,7 @@ template <Format FORMAT, int ROWS> void block(const uint8_t* weights, const Acti
         for (int group = 0; group < groups; ++group, x += ROWS) {
             Group32 g;
             reader.read(group, g);
-            if constexpr (ROWS > STREAMED) {
+            if constexpr (ASKS) {
                 constexpr int part = size / groups;
 #pragma GCC unroll 10
                 for (int line = 0; line < (part + 63) / 64; ++line) prefetch(weights + AHEAD + group * part + 64 * line);

@@ -1,30 +1,13 @@
 // Linears and decoder layers through the C ABI: every backend, number of threads and division of the rows into calls
 // gives the bits that the portable backend's functions give row by row.
 #include "check.h"
+#include "everywhere.h"
 #include "layer_case.h"
 #include "layer_reference.h"
 #include "paceline.h"
 
 namespace paceline::test {
 namespace {
-
-std::vector<std::string> backend_names() {
-    std::vector<std::string> names(1);
-    for (const char* at = pl_backends(); *at != 0; ++at)
-        if (*at == ',') names.emplace_back();
-        else names.back() += *at;
-    return names;
-}
-
-// f(what) for every backend and some numbers of threads.
-template <class Function> void everywhere(const Function& f) {
-    for (const std::string& name : backend_names())
-        for (int threads : {1, 3}) {
-            pl_use_backend(name.c_str());
-            pl_set_threads(threads);
-            f(name + ", threads " + std::to_string(threads));
-        }
-}
 
 void use_portable() {
     pl_use_backend("portable");

@@ -21,6 +21,7 @@ from paceline.heads.exit import ExitHead
 from paceline.heads.load import Head
 from paceline.heads.medusa import MedusaHead
 from paceline.heads.mtp import MtpHead
+from paceline.native.chain import NativeChain
 from paceline.propose.auto import AutoProposer
 from paceline.propose.base import Proposer
 from paceline.propose.draft_model import DraftModelProposer
@@ -105,8 +106,9 @@ def _head(parts: Parts) -> Proposer:
     if isinstance(head, EagleHead):
         stop_below = parts.stop_below("eagle")
         return EagleProposer(
-            head, decoder, parts.head_pool(head), vocab_size=vocab_size, stop_below=stop_below, shape=shape
-        )
+            head, decoder, parts.head_pool(head), vocab_size=vocab_size, stop_below=stop_below, shape=shape,
+            chain=NativeChain.of(head, decoder, vocab_size),
+        )  # fmt: skip
     if isinstance(head, MedusaHead):
         return MedusaProposer(
             head, vocab_size=vocab_size, width=target.config.vocab_size, target_output=decoder.head,

@@ -27,6 +27,7 @@ from paceline.heads.tensors import Entry, HeadTensors
 from paceline.model.attention import Span
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Batch
+from paceline.native.chain import NativeChain
 from paceline.propose.base import Budget, Proposer
 from paceline.propose.eagle import EagleProposer
 from paceline.propose.mtp import MtpProposer, RepeatedDepth
@@ -95,9 +96,10 @@ def eagle1_head(target: LoadedModel, seed: int = 0, backend: Backend = FP32) -> 
 
 def eagle3_head(
     target: LoadedModel, seed: int = 0, *, ids: Sequence[int] | None = None, own_embedding: bool = False,
-    sharpness: float = 2.0, backend: Backend = FP32,
+    sharpness: float = 2.0, backend: Backend = FP32, flags: Mapping[str, bool] | None = None,
 ) -> Eagle3Head:  # fmt: skip
-    """Reads the inputs of both layers and the last one's output. `ids`: the target's tokens that it scores."""
+    """Reads the inputs of both layers and the last one's output. `ids`: the target's tokens that it scores. `flags`: of
+    its config.json."""
     config = target.config
     hidden, rows = config.hidden_size, config.vocab_size if ids is None else len(ids)
     norms = ("norm", "midlayer.hidden_norm", "midlayer.input_layernorm")
@@ -109,6 +111,7 @@ def eagle3_head(
     if ids is not None:
         tensors["d2t"] = torch.tensor(ids) - torch.arange(len(ids))
     raw = {"eagle_aux_hidden_state_layer_ids": list(range(config.num_layers + 1)), "draft_vocab_size": rows}
+    raw |= flags or {}
     return eagle3.load(folder(config, raw, tensors), config, backend)
 
 
@@ -169,7 +172,10 @@ def head_proposer(
     if isinstance(head, MtpHead) and len(head.depths) > 1:
         return MtpProposer(head, decoder, pool, vocab_size=vocab_size, stop_below=lambda: stop_below, shape=shape)
     once = RepeatedDepth(head) if isinstance(head, MtpHead) else head
-    return EagleProposer(once, decoder, pool, vocab_size=vocab_size, stop_below=lambda: stop_below, shape=shape)
+    chain = None if isinstance(head, MtpHead) else NativeChain.of(head, decoder, vocab_size)
+    return EagleProposer(
+        once, decoder, pool, vocab_size=vocab_size, stop_below=lambda: stop_below, shape=shape, chain=chain
+    )
 
 
 # What they should draft

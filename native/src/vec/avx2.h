@@ -10,8 +10,9 @@
 namespace paceline::PL_ISA {
 
 // Rows of a linear that take turns, and how far their loop unrolls: 16 registers do not hold the sums of all rows, so they
-// wait in memory. STREAMED: see linear.h.
-constexpr int TURN = 4, UNROLL = 1, STREAMED = 0;
+// wait in memory.
+constexpr int TURN = 4, UNROLL = 1;
+inline bool asks_for_one_row() { return true; }
 
 struct F {  // 16 fp32: lanes 0..7 and 8..15
     __m256 low, high;

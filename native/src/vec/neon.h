@@ -10,7 +10,8 @@
 namespace paceline::PL_ISA {
 
 // Rows of a linear that take turns, and how far their loop unrolls: the sums of rows wait in memory.
-constexpr int TURN = 4, UNROLL = 1, STREAMED = 1;
+constexpr int TURN = 4, UNROLL = 1;
+inline bool asks_for_one_row() { return false; }
 
 template <class Register> struct Four {
     Register a, b, c, d;

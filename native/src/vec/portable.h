@@ -9,7 +9,8 @@
 namespace paceline::PL_ISA {
 
 // Rows of a linear that take turns, and how far their loop unrolls: quickly compiled: made for any processor, not for speed.
-constexpr int TURN = 1, UNROLL = 1, STREAMED = 1;
+constexpr int TURN = 1, UNROLL = 1;
+inline bool asks_for_one_row() { return false; }
 
 static_assert(FLT_EVAL_METHOD == 0, "every operation has to round to fp32");
 

@@ -32,10 +32,14 @@ class Eagle3Head(EagleHead):
     feeds_normed: bool
 
     def fuse(self, taps: Sequence[Tensor]) -> Tensor:
+        return self.fc(self.joined(taps))
+
+    def joined(self, taps: Sequence[Tensor]) -> Tensor:
+        """What `fc` reads."""
         parts = [tap.to(self.dtype) for tap in taps]
         if self.fc_norms is not None:
             parts = [norm(part) for norm, part in zip(self.fc_norms, parts, strict=True)]
-        return self.fc(self.before_fc(torch.cat(parts, dim=1)))
+        return self.before_fc(torch.cat(parts, dim=1))
 
     def forward(self, embeds: Tensor, features: Tensor, spans: Sequence[Span], pool: BlockPool) -> Tensor:
         hidden = self.block.run(self.residual_norm(features), spans, pool, beside=embeds)

@@ -42,6 +42,20 @@ class Batch(ctypes.Structure):
     )  # fmt: skip
 
 
+class Head(ctypes.Structure):
+    _fields_ = (
+        ("layer", Layer), ("fc", Linear), ("output", Linear), ("embedding", Matrix), ("residual_norm", c_void_p),
+        ("output_norm", c_void_p), ("ids", c_void_p), ("feeds_normed", c_int32), ("unused", c_int32),
+    )  # fmt: skip
+
+
+class Draft(ctypes.Structure):
+    _fields_ = (
+        ("taps", c_void_p), ("tokens", c_void_p), ("depth", c_int32), ("stop_below", c_float), ("temperature", c_float),
+        ("unused", c_int32), ("keys", c_void_p),
+    )  # fmt: skip
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pl_backends": (c_char_p, []),
     "pl_backend": (c_char_p, []),
@@ -60,6 +74,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None, [POINTER(Layer), POINTER(Batch), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
     "pl_mlp": (None, [POINTER(Layer), POINTER(Batch), c_void_p]),
+    "pl_chain_work": (c_int64, [POINTER(Head), c_int32]),
+    "pl_chain": (
+        c_int32,
+        [
+            POINTER(Head), POINTER(Batch), POINTER(Draft), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p,
+        ],
+    ),
     "pl_row_best": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "pl_draw": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p]),
 }  # fmt: skip

@@ -20,9 +20,11 @@ from paceline.model.attention import Span
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Decoder
 from paceline.model.linear import Linear
+from paceline.native.chain import NativeChain
 from paceline.propose.base import Budget, Needs, Proposer
 from paceline.propose.pairs import Pairs
 from paceline.propose.rollout import CHAIN, ROOT, Growth, Level, Rollout, Shape
+from paceline.sampling.noise import Purpose, key
 from paceline.types import NO_DRAFT, Committed, Draft, View
 
 MANY = 32  # rows that are fed although nothing is drafted
@@ -66,6 +68,7 @@ class State:
 
 class EagleProposer(Proposer):
     """`name`: eagle or mtp. `vocab_size`, `width`, `stop_below`: see `Rollout`; `shape`: a chain or a dynamic tree.
+    `chain`: the same head's chains in one call, if it can be had.
 
     The head's cache advances on committed tokens only, a long prompt's chunk by chunk with the target's own prefill,
     later rows when there is something to draft.
@@ -73,8 +76,9 @@ class EagleProposer(Proposer):
 
     def __init__(
         self, head: FeatureHead, target: Decoder, pool: BlockPool, *, vocab_size: int, stop_below: Callable[[], float],
-        shape: Shape = CHAIN, name: str = "eagle",
+        shape: Shape = CHAIN, name: str = "eagle", chain: NativeChain | None = None,
     ) -> None:  # fmt: skip
+        self.chain = chain if shape.width == 1 else None
         self.name, self.needs = name, Needs(taps=head.taps, trees=shape.width > 1)
         self.head, self.target, self.pool, self.shape = head, target, pool, shape
         self.rollout = Rollout(
@@ -140,6 +144,10 @@ class EagleProposer(Proposer):
         """Rows wait until a draft needs them, or until there are many: one forward for several costs little more."""
         states = [self._states.get(view.id) for view in views]
         asked = zip(states, budgets, strict=True)
+        drafting = [i for i, budget in enumerate(budgets) if budget.depth > 0]
+        if len(drafting) == 1 and (draft := self._alone(views[drafting[0]], budgets[drafting[0]])) is not None:
+            self._feed_committed([state for state in states if state is not None and state.pending >= MANY])
+            return [draft if i == drafting[0] else NO_DRAFT for i in range(len(views))]
         self._feed_committed([s for s, budget in asked if s is not None and (budget.depth > 0 or s.pending >= MANY)])
         growths = [self._start(view, budget) for view, budget in zip(views, budgets, strict=True)]
         growing = [growth for growth in growths if growth is not None]
@@ -147,6 +155,31 @@ class EagleProposer(Proposer):
             last = torch.stack([self._states[growth.view.id].outputs[ROOT] for growth in growing])
             self.rollout.run(growing, self.head.logits(last, self.target.head), self._feed_level)
         return [NO_DRAFT if growth is None else growth.finish() for growth in growths]
+
+    @torch.inference_mode()
+    def _alone(self, view: View, budget: Budget) -> Draft | None:
+        """The chain of the only sequence that drafts, where the kernels grow it whole: with likeliest or coupled tokens
+        of the head's own distribution at most heated (what cuts it, or looks at what came before, is `Rollout`'s)."""
+        state, params = self._states.get(view.id), view.params
+        if self.chain is None or state is None or not state.fresh or not params.coupled or params.reshapes:
+            return None
+        rows, begin, depth = state.pending, state.position, min(budget.depth, self.shape.depth)
+        if begin + rows != len(view.tokens) - 1:
+            return None
+        try:
+            state.cache.append(rows + depth - 1)
+        except CacheFull:
+            return None
+        span = Span(state.cache, 0, rows + depth - 1, state.cache.length)
+        noise = [] if params.greedy else range(depth)
+        tokens, chances = self.chain.draft(
+            [torch.cat(parts) for parts in zip(*state.fresh, strict=True)], view.tokens[begin + 1 :], span, self.pool,
+            depth=depth, stop_below=self.rollout.stop_below(), temperature=params.temperature,
+            keys=[key(view.seed, len(view.tokens) + at, Purpose.SAMPLE) for at in noise],
+        )  # fmt: skip
+        self._fed(state, rows, {})
+        confidence = [0.0 if chance != chance else chance for chance in chances]  # NaN: no token was allowed
+        return Draft(torch.tensor(tokens), confidence=confidence)
 
     def _start(self, view: View, budget: Budget) -> Growth | None:
         state = self._states.get(view.id)
@@ -176,8 +209,12 @@ class EagleProposer(Proposer):
             features.append(rows)
         out = self._forward(spans, torch.tensor(tokens), torch.cat(features))
         for state, span in zip(fed, spans, strict=True):
-            state.cache.commit(range(span.count), Pairs(state.view.tokens) if state.offset == 0 else ())
-            state.fresh, state.outputs = [], {ROOT: out[span.start + span.count - 1]}
+            self._fed(state, span.count, {ROOT: out[span.start + span.count - 1]})
+
+    @staticmethod
+    def _fed(state: State, rows: int, outputs: dict[int, Tensor]) -> None:
+        state.cache.commit(range(rows), Pairs(state.view.tokens) if state.offset == 0 else ())
+        state.fresh, state.outputs = [], outputs
 
     def _feed_level(self, level: Level) -> Tensor:
         """A drafted token goes with the output of its parent's row."""

@@ -99,6 +99,11 @@ class SamplingParams:
         return self.greedy and not self.adjusts_logits
 
     @property
+    def reshapes(self) -> bool:
+        """The chain does more than to divide by the temperature."""
+        return self.adjusts_logits or (not self.greedy and (self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0))
+
+    @property
     def adjusts_logits(self) -> bool:
         return self.penalised or bool(self.logit_bias) or bool(self.processors)
 
