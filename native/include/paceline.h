@@ -130,6 +130,7 @@ typedef struct {
     float temperature;     /* 0: the likeliest tokens; else draws as in pl_draw, from scores divided by it */
     int32_t unused;
     const int64_t* keys;   /* [depth, 2] the noise of each, or NULL at temperature 0 */
+    const float* worth;    /* [10] what counts as chance for each tenth of a token's probability, or NULL: itself */
 } pl_draft;
 
 /* Bytes of work that a chain behind `rows` rows needs. */

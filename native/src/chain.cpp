@@ -55,6 +55,11 @@ int64_t pick(const pl_head& head, const pl_draft& draft, int level, float* score
     return drawn;
 }
 
+float worth(const pl_draft& draft, float chance) {
+    if (draft.worth == nullptr || !(chance >= 0.0f)) return chance;
+    return draft.worth[std::min(static_cast<int>(chance * 10), 9)];
+}
+
 }  // namespace
 }  // namespace paceline
 
@@ -82,7 +87,7 @@ int32_t pl_chain(
         pl_linear_forward(&head->output, work.normed, 1, work.linear, work.scores);
         const int64_t column = pick(*head, *draft, level, work.scores, chance + level);
         drafted[level] = head->ids == nullptr ? column : head->ids[column];
-        survival *= chance[level];
+        survival *= worth(*draft, chance[level]);
         tokens = drafted + level++;
         if (level == draft->depth || !(survival >= draft->stop_below)) return level;
         std::memmove(work.features, head->feeds_normed != 0 ? work.normed : last, sizeof(float) * layer.hidden);

@@ -1,5 +1,5 @@
 // A head's chain in one call has the bits of the calls that it is made of, one after the other.
-#include <cstring>
+#include <algorithm>
 
 #include "check.h"
 #include "everywhere.h"
@@ -73,6 +73,7 @@ struct Given {
     std::vector<int64_t> tokens, noise;
     std::vector<uint16_t> keys, values;
     float stop_below, temperature;
+    std::vector<float> worth;
 };
 
 Found in_one_call(const pl_head& head, const Place& place, const Given& given) {
@@ -80,7 +81,7 @@ Found in_one_call(const pl_head& head, const Place& place, const Given& given) {
     std::vector<Line> work = workspace(pl_chain_work(&head, place.rows));
     pl_batch batch = place.from(0, place.rows);
     batch.work = work.data();
-    const pl_draft draft{given.taps.data(), given.tokens.data(), DEPTH, given.stop_below, given.temperature, 0, given.noise.data()};
+    const pl_draft draft{given.taps.data(), given.tokens.data(), DEPTH, given.stop_below, given.temperature, 0, given.noise.data(), given.worth.empty() ? nullptr : given.worth.data()};
     const int count = pl_chain(
         &head, &batch, &draft, found.keys.data(), found.values.data(), given.cos.data(), given.sin.data(), found.tokens.data(),
         found.chances.data());
@@ -130,7 +131,7 @@ Found level_by_level(const pl_head& head, const Place& place, const Given& given
         }
         found.tokens.push_back(head.ids == nullptr ? column : head.ids[column]);
         found.chances.push_back(chance);
-        survival *= chance;
+        survival *= given.worth.empty() ? chance : given.worth[std::min(9, static_cast<int>(chance * 10))];
         if (++level == DEPTH || survival < given.stop_below) return found;
         features = head.feeds_normed ? normed : last;
         layer_of(head, place.from(place.rows + level - 1, 1), given, &found.tokens.back(), features, found);
@@ -141,7 +142,7 @@ void test_chain(Random& random) {
     const HeadCase c(random);
     const Place place(random.between(0, 30), random.between(1, 20));
     const size_t angles = size_t{POSITIONS} * c.head.layer.head_dim / 2;
-    Given given{random.normals(size_t(place.rows) * c.head.fc.columns), random.normals(angles), random.normals(angles), {}, {}, {}, {}, 0, 0};
+    Given given{random.normals(size_t(place.rows) * c.head.fc.columns), random.normals(angles), random.normals(angles), {}, {}, {}, {}, 0, 0, {}};
     for (int row = 0; row < place.rows; ++row) given.tokens.push_back(random.between(0, VOCABULARY - 1));
     for (int i = 0; i < 2 * DEPTH; ++i) given.noise.push_back(static_cast<int64_t>(random.next() >> 32));
     const size_t pool = size_t{POSITIONS} * c.head.layer.kv_heads * c.head.layer.head_dim;
@@ -149,6 +150,8 @@ void test_chain(Random& random) {
         for (size_t i = 0; i < pool; ++i) store->push_back(static_cast<uint16_t>(random.between(0, 15 << 10)));
     if (random.one_in(2)) given.stop_below = 0.01f;
     if (random.one_in(2)) given.temperature = 0.7f;
+    if (random.one_in(2))
+        for (int i = 0; i < 10; ++i) given.worth.push_back(0.1f * random.between(0, 10));
     everywhere([&](const std::string& where) {
         const Found expected = level_by_level(c.head, place, given), found = in_one_call(c.head, place, given);
         expect(found.tokens == expected.tokens, where + ": tokens of a chain");

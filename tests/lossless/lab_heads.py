@@ -316,8 +316,14 @@ class Watched(Proposer):
         for view, budget, draft in zip(views, budgets, drafts, strict=True):
             if budget.depth:
                 seen = Text(list(view.tokens), view.id, params=view.params, seed=view.seed)
-                self.drafts.append((seen, budget, draft))
+                self.drafts.append((seen, budget, self._as_stated(view, draft)))
         return drafts
+
+    def _as_stated(self, view: View, draft: Draft) -> Draft:
+        """With the head's probabilities as confidence, not with what such probabilities have been worth."""
+        if not isinstance(self.inner, EagleProposer) or self.inner._worth(view) is None or not draft.size:
+            return draft
+        return replace(draft, confidence=self.inner._states[view.id].stated)
 
     def observe(self, view: View, committed: Committed) -> None:
         if committed.verdict is not None and committed.verdict.drafted:

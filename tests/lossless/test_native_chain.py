@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from lab import engine, output, run
@@ -12,9 +14,11 @@ from test_native_target import PROMPTS, target
 
 from paceline.heads.eagle3 import Eagle3Head
 from paceline.native.chain import NativeChain
+from paceline.propose.calibration import Calibration, tenth
 from paceline.propose.eagle import EagleProposer
 from paceline.propose.rollout import CHAIN, Shape
 from paceline.sampling.params import SamplingParams
+from paceline.types import Draft
 
 pytestmark = needs_kernels
 
@@ -86,6 +90,38 @@ def test_what_the_kernels_do_not_draw_is_drafted_level_by_level(params: Sampling
     (request,) = run(engine(target(40), proposer(a_head()), k=4), PROMPTS[:1], [params])
     assert request.stats.drafted > 0
     assert calls == []
+
+
+def test_a_coupled_token_counts_by_what_its_probability_has_been_worth(calls: list[int]) -> None:
+    """The same in the kernels and level by level; greedy probabilities are taken as they are."""
+    made = proposer(a_head())
+    confidences: dict[bool, list[Sequence[float]]] = {}
+    for at_once in (True, False):
+        made.calibration = Calibration(lambda stated: 1 - stated)
+        chain, made.chain = made.chain, made.chain if at_once else None
+        original, seen = made.propose, confidences.setdefault(at_once, [])
+
+        def watched(*args: Any, original: Any = original, seen: list[Sequence[float]] = seen) -> list[Draft]:
+            drafts: list[Draft] = original(*args)
+            for view, draft in zip(args[0], drafts, strict=True):
+                stated = made._states[view.id].stated
+                if draft.size and not view.params.greedy:
+                    worth = made.calibration.worth("eagle")
+                    assert draft.confidence == [worth[tenth(each)] for each in stated]
+                elif draft.size:
+                    assert draft.confidence == stated
+                seen.append(draft.confidence or ())
+            return drafts
+
+        made.propose = watched  # type: ignore[assignment]
+        run(engine(target(40), made, k=4), [PROMPTS[0]], [HEATED])
+        run(engine(target(40), made, k=4), [PROMPTS[0]], [GREEDY])
+        made.propose, made.chain = original, chain  # type: ignore[method-assign]
+    assert calls
+    assert len(confidences[True]) == len(confidences[False])
+    for ours, theirs in zip(confidences[True], confidences[False], strict=True):
+        assert ours == pytest.approx(theirs, abs=1e-5)
+    assert made.calibration.worth("eagle") != Calibration(lambda stated: 1 - stated).worth("eagle")  # it has learned
 
 
 def test_requests_that_share_a_step_share_its_levels(calls: list[int]) -> None:

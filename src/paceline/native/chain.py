@@ -66,13 +66,14 @@ class NativeChain:
 
     def draft(
         self, taps: Sequence[Tensor], tokens: Sequence[int], span: Span, pool: BlockPool, *, depth: int,
-        stop_below: float, temperature: float, keys: Sequence[tuple[int, int]],
+        stop_below: float, temperature: float, keys: Sequence[tuple[int, int]], worth: Sequence[float] | None = None,
     ) -> tuple[list[int], list[float]]:  # fmt: skip
         """Tokens, at most `depth`, and the head's probability of each.
 
         taps, each [T, H]: the target's states of T rows; tokens [T]: those behind them. `span` has slots for these rows
         and for `depth - 1` more. `keys`: the noise of each token (see `pl_draw`), not looked at with temperature 0. A
-        token whose chance, times those before it, is below `stop_below` is the last.
+        token whose chance, times those before it, is below `stop_below` is the last; `worth`, of each tenth of a
+        probability, says what counts as its chance instead.
         """
         rows, joined = len(tokens), self.head.joined(taps).float().contiguous()
         if rows > self._rows:
@@ -82,9 +83,11 @@ class NativeChain:
         batch.rows = rows
         fed, noise = array("q", tokens), array("q", [word for pair in keys for word in pair])
         drafted, chance = array("q", bytes(8 * depth)), array("f", bytes(4 * depth))
+        chances_worth = None if worth is None else array("f", worth)
         asked = interface.Draft(
-            joined.data_ptr(), fed.buffer_info()[0], depth, stop_below, temperature, 0, noise.buffer_info()[0]
-        )
+            joined.data_ptr(), fed.buffer_info()[0], depth, stop_below, temperature, 0, noise.buffer_info()[0],
+            None if chances_worth is None else chances_worth.buffer_info()[0],
+        )  # fmt: skip
         cos, sin = self.stack.ropes[self.stack.slides[0]].halves(span.end)
         count = self._library.pl_chain(
             self._pointer, byref(batch), byref(asked), *self.stack.stores(pool)[0], cos.data_ptr(), sin.data_ptr(),

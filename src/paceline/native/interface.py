@@ -52,7 +52,7 @@ class Head(ctypes.Structure):
 class Draft(ctypes.Structure):
     _fields_ = (
         ("taps", c_void_p), ("tokens", c_void_p), ("depth", c_int32), ("stop_below", c_float), ("temperature", c_float),
-        ("unused", c_int32), ("keys", c_void_p),
+        ("unused", c_int32), ("keys", c_void_p), ("worth", c_void_p),
     )  # fmt: skip
 
 

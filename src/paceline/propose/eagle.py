@@ -22,6 +22,7 @@ from paceline.model.decoder import Decoder
 from paceline.model.linear import Linear
 from paceline.native.chain import NativeChain
 from paceline.propose.base import Budget, Needs, Proposer
+from paceline.propose.calibration import Calibration, of_shared_noise, tenth
 from paceline.propose.pairs import Pairs
 from paceline.propose.rollout import CHAIN, ROOT, Growth, Level, Rollout, Shape
 from paceline.sampling.noise import Purpose, key
@@ -55,6 +56,7 @@ class State:
     offset: int = 0
     fresh: list[Sequence[Tensor]] = field(default_factory=list)
     outputs: dict[int, Tensor] = field(default_factory=dict)  # of the last row and of drafted nodes, each [H]
+    stated: Sequence[float] = ()  # probabilities of the last chain's tokens
 
     @property
     def pending(self) -> int:
@@ -88,6 +90,7 @@ class EagleProposer(Proposer):
             looks=target.device.type == "cpu",
             ids=head.target_ids,
         )
+        self.calibration = Calibration(of_shared_noise)
         self.cold_starts = 0
         self._states: dict[int, State] = {}
 
@@ -122,8 +125,11 @@ class EagleProposer(Proposer):
 
     def observe(self, view: View, committed: Committed) -> None:
         state = self._states.get(view.id)
-        if state is not None:
-            state.fresh.append([committed.taps[tap] for tap in self.head.taps])
+        if state is None:
+            return
+        state.fresh.append([committed.taps[tap] for tap in self.head.taps])
+        if (verdict := committed.verdict) is not None and self._worth(view) is not None:
+            self.calibration.learn(self.name, state.stated[: verdict.depth], verdict.accepted)
 
     @torch.inference_mode()
     def close(self, view: View) -> None:
@@ -154,7 +160,16 @@ class EagleProposer(Proposer):
         if growing:
             last = torch.stack([self._states[growth.view.id].outputs[ROOT] for growth in growing])
             self.rollout.run(growing, self.head.logits(last, self.target.head), self._feed_level)
+        for growth in growing:
+            self._states[growth.view.id].stated = growth.stated
         return [NO_DRAFT if growth is None else growth.finish() for growth in growths]
+
+    def _worth(self, view: View) -> Sequence[float] | None:
+        """What this head's probabilities have been worth, where they say too little: of coupled draws in chains."""
+        params = view.params
+        if self.shape.width > 1 or not params.coupled or params.greedy:
+            return None
+        return self.calibration.worth(self.name)
 
     @torch.inference_mode()
     def _alone(self, view: View, budget: Budget) -> Draft | None:
@@ -171,14 +186,15 @@ class EagleProposer(Proposer):
         except CacheFull:
             return None
         span = Span(state.cache, 0, rows + depth - 1, state.cache.length)
-        noise = [] if params.greedy else range(depth)
+        noise, worth = [] if params.greedy else range(depth), self._worth(view)
         tokens, chances = self.chain.draft(
             [torch.cat(parts) for parts in zip(*state.fresh, strict=True)], view.tokens[begin + 1 :], span, self.pool,
-            depth=depth, stop_below=self.rollout.stop_below(), temperature=params.temperature,
+            depth=depth, stop_below=self.rollout.stop_below(), temperature=params.temperature, worth=worth,
             keys=[key(view.seed, len(view.tokens) + at, Purpose.SAMPLE) for at in noise],
         )  # fmt: skip
         self._fed(state, rows, {})
-        confidence = [0.0 if chance != chance else chance for chance in chances]  # NaN: no token was allowed
+        state.stated = [0.0 if chance != chance else chance for chance in chances]  # NaN: no token was allowed
+        confidence = state.stated if worth is None else [worth[tenth(chance)] for chance in state.stated]
         return Draft(torch.tensor(tokens), confidence=confidence)
 
     def _start(self, view: View, budget: Budget) -> Growth | None:
@@ -190,7 +206,7 @@ class EagleProposer(Proposer):
             state.cache.append((levels - 1) * self.shape.width)
         except CacheFull:
             return None
-        return Growth(view, Budget(levels, budget.nodes), self.shape)
+        return Growth(view, Budget(levels, budget.nodes), self.shape, worth=self._worth(view))
 
     def _feed_committed(self, states: Iterable[State]) -> None:
         """One forward for all rows that the target has just computed, each with the token that follows it."""

@@ -17,6 +17,7 @@ from paceline.cache.tree import Parents, is_chain
 from paceline.device import send
 from paceline.model.attention import Span
 from paceline.propose.base import Budget
+from paceline.propose.calibration import tenth
 from paceline.sampling.best import likeliest, likeliest_with_chance
 from paceline.sampling.noise import Purpose, gumbel, key, sample
 from paceline.sampling.transform import NEVER, NO_TOKENS, RowSpan, transform
@@ -51,12 +52,14 @@ class Growth:
     budget: Budget
     shape: Shape = CHAIN
     lead: int = 0  # scratch rows before the nodes' own: the last token's, where it is not committed
+    worth: Sequence[float] | None = None  # of each tenth of a probability as confidence; None: as much as it says
     tokens: list[Tensor] = field(default_factory=list)  # each a scalar on the device
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     confidence: list[float] = field(default_factory=list)
     survival: list[float] = field(default_factory=list)  # product of confidences down to each node
     q: dict[int, Tensor] = field(default_factory=dict)  # by parent
+    stated: list[float] = field(default_factory=list)  # the method's probability of each node
     fed: list[int] = field(default_factory=list)  # nodes that were forwarded, in the order of their scratch slots
 
     def __post_init__(self) -> None:
@@ -110,6 +113,9 @@ class Growth:
         self.parents.append(parent)
         if confidence is not None:
             confidence = 0.0 if confidence != confidence else confidence  # NaN: no token was allowed
+            self.stated.append(confidence)
+            if self.worth is not None:
+                confidence = self.worth[tenth(confidence)]
             chance = self.chance(parent)  # before this node's own is there
             self.confidence.append(confidence)
             self.survival.append(chance * confidence)
