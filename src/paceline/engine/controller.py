@@ -43,6 +43,9 @@ class Controller:
     steps: int = 0
     emitted: float = 1.0  # tokens of a sequence in a step that drafted, fading average
     since_plain: int = ANCHOR_EVERY  # steps since one without drafts: the first of all is one
+    timed: tuple[str, float] | None = (
+        None  # a method that others were asked before in this step, and what it took itself
+    )
 
     def record(self, source: str) -> Record:
         return self.records.setdefault(source, Record())
@@ -184,13 +187,19 @@ class Controller:
     def _learn_cost(self, asked: Sequence[Outcome], draft_seconds: float) -> None:
         """Where methods share a step, the time is that of the dearest; the others cost next to nothing."""
         sources = dict.fromkeys(outcome.source for outcome in asked)
+        timed, self.timed = self.timed, None
         for source in sources:
             self.record(source).asked_at = self.steps
-        if sources:
+        if not sources:
+            return
+        if timed is not None and timed[0] in sources:
+            dearest, draft_seconds = timed
+        else:
             dearest = max(sources, key=lambda source: self.record(source).draft_seconds or 0.0)
-            levels = max(outcome.levels for outcome in asked if outcome.source == dearest)
-            if len(sources) == 1 or self.record(dearest).draft_seconds is not None:
-                self.record(dearest).times.learn(levels, draft_seconds)
+            if len(sources) > 1 and self.record(dearest).draft_seconds is None:
+                return
+        levels = max(outcome.levels for outcome in asked if outcome.source == dearest)
+        self.record(dearest).times.learn(levels, draft_seconds)
 
     def _rest(self, outcomes: Sequence[Outcome]) -> None:
         """Methods that were not in use are judged less and less by what they showed when they were."""

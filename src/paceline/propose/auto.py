@@ -1,33 +1,54 @@
 """The choice among methods, anew for every request and step, from measured acceptance and measured cost.
 
-Light methods (suffix, n-gram) cost next to nothing and are always asked; each says what it has found and how sure it
-is. The heavy one (a head or a draft model) costs time before it says anything, so it is judged by what it has shown on
+Light methods (suffix, n-gram) cost next to nothing; each says what it has found and how sure it is. They are asked in
+every step, or less often where for many steps they found nothing: next to nothing is a tenth of a small model's step.
+The heavy one (a head or a draft model) costs time before it says anything, so it is judged by what it has shown on
 this request, and asked only if it promises more. Both are weighed in tokens gained on the request's present pace;
 drafting nothing is among the choices.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.engine.controller import Controller
 from paceline.propose.base import NOTHING, Budget, Proposer
 from paceline.propose.calibration import Calibration
-from paceline.types import Committed, Draft, View
+from paceline.types import NO_DRAFT, Committed, Draft, View
 
 HYSTERESIS = 0.05  # tokens that another method has to promise beyond the one in use, against flapping
+BARREN, LONGEST_REST = 8, 3  # each BARREN steps that found nothing let one more step pass before the next
 
 
 @dataclass
 class Choice:
     """Which method a request's draft came from in this step and in the last one that drafted, what it stated, and what
-    such statements have been worth on this request."""
+    such statements have been worth on this request. barren: steps in a row in which the light methods were asked and
+    found nothing worth verifying; rest: steps to come in which they are not asked."""
 
     source: str = ""
     settled: str = ""
     stated: Sequence[float] = ()
     calibration: Calibration = field(default_factory=Calibration)
+    barren: int = 0
+    rest: int = 0
+
+    def asked(self, found: bool) -> None:
+        """The light methods were asked."""
+        self.barren = 0 if found else self.barren + 1
+        self.rest = min(self.barren // BARREN, LONGEST_REST)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What the light methods have for a sequence. gain: tokens beyond the present pace; stated: chances before they
+    were adjusted to what such chances have been worth."""
+
+    gain: float
+    draft: Draft = NO_DRAFT
+    stated: Sequence[float] = ()
 
 
 class AutoProposer(Proposer):
@@ -59,35 +80,58 @@ class AutoProposer(Proposer):
             proposer.observe(view, committed if proposer.name == source else replace(committed, verdict=None))
 
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
-        offers = [self._light_offers(proposer, views, budgets) for proposer in self.light]
-        best = [max(each, key=lambda offer: offer[0]) for each in zip(*offers, strict=True)]
-        drafts = [draft for _, draft, _ in best]
+        offers = self._light_offers(views, budgets)
+        drafts = [offer.draft for offer in offers]
         if self.heavy is not None:
-            worth = [gain for gain, _, _ in best]
+            worth = [offer.gain for offer in offers]
             asked = [self._heavy_budget(*each) for each in zip(views, budgets, worth, strict=True)]
+            began = time.perf_counter()
             drafted = self.heavy.propose(views, asked)
+            if any(draft.size for draft in drafted):
+                self.controller.timed = self.heavy.name, time.perf_counter() - began
             drafts = [
                 replace(heavy, source=self.heavy.name) if heavy.size else light
                 for heavy, light in zip(drafted, drafts, strict=True)
             ]
-        for view, draft, (_, light, stated) in zip(views, drafts, best, strict=True):
+        for view, draft, offer in zip(views, drafts, offers, strict=True):
             choice = self._choices[view.id]
             choice.source = draft.source if draft.size else ""
-            choice.stated = stated if draft is light else ()
+            choice.stated = offer.stated if draft is offer.draft else ()
             choice.settled = choice.source or choice.settled
         return drafts
 
-    def _light_offers(
-        self, proposer: Proposer, views: Sequence[View], budgets: Sequence[Budget]
-    ) -> list[tuple[float, Draft, Sequence[float]]]:
-        """(tokens gained on the present pace, draft, chances as stated) of one light method for each sequence."""
-        offers = []
-        for view, draft in zip(views, proposer.propose(views, budgets), strict=True):
-            stated, calibration = draft.confidence or (), self._choices[view.id].calibration
-            worth = [calibration.adjust(proposer.name, chance) for chance in stated]
-            draft = replace(draft, source=proposer.name, confidence=worth or None)
-            offers.append((self._favoured(view, proposer, self.controller.promise(draft, view.id)), draft, stated))
-        return offers
+    def _light_offers(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Offer]:
+        """The best of each sequence; nothing where the light methods rest."""
+        nothing = [self.controller.promise(NO_DRAFT, view.id) for view in views]
+        best = [Offer(gain) for gain in nothing]
+        lent = [self._lent(view, budget) for view, budget in zip(views, budgets, strict=True)]
+        due = [i for i, budget in enumerate(lent) if budget.depth > 0]
+        found = dict.fromkeys(due, False)
+        for proposer in self.light if due else ():
+            drafts = proposer.propose(views, lent)
+            for i in due:
+                draft, stated = self._adjusted(proposer.name, views[i], drafts[i])
+                gain = self.controller.promise(draft, views[i].id)
+                found[i] |= gain > nothing[i]
+                favoured = self._favoured(views[i], proposer, gain)
+                if draft.size and (favoured > best[i].gain or not best[i].draft.size):
+                    best[i] = Offer(favoured, draft, stated)
+        for i in due:
+            self._choices[views[i].id].asked(found[i])
+        return best
+
+    def _lent(self, view: View, budget: Budget) -> Budget:
+        """What the light methods get of a budget."""
+        choice = self._choices[view.id]
+        if budget.depth == 0 or choice.rest == 0:
+            return budget
+        choice.rest -= 1
+        return NOTHING
+
+    def _adjusted(self, source: str, view: View, draft: Draft) -> tuple[Draft, Sequence[float]]:
+        stated, calibration = draft.confidence or (), self._choices[view.id].calibration
+        worth = [calibration.adjust(source, chance) for chance in stated]
+        return replace(draft, source=source, confidence=worth or None), stated
 
     def _heavy_budget(self, view: View, budget: Budget, light_gain: float) -> Budget:
         assert self.heavy is not None
