@@ -13,14 +13,14 @@ import torch
 from lab_training import LETTERS, Lab, gradients, write_prompts
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.bench.tasks import BenchPrompt, load_prompts
 from paceline.engine.engine import Engine
 from paceline.errors import PacelineError
 from paceline.train import responses
 from paceline.train.acceptance import Acceptance, walk
-from paceline.train.batches import batches
+from paceline.train.batches import batches, whole
 from paceline.train.capture import Capture, new_index, store
 from paceline.train.drafters import DRAFTERS, Given
 from paceline.train.export import Card
@@ -29,6 +29,7 @@ from paceline.train.objective import Guesses
 from paceline.train.responses import Response, ResponseConfig, read_responses, shuffled, write_responses
 from paceline.train.rows import RowGuesses
 from paceline.train.shards import Shards
+from paceline.train.soft_cross_entropy import soft_cross_entropy
 from paceline.train.source import Stored, Streamed
 from paceline.train.trainer import Position, TrainConfig, Trainer
 from paceline.train.vocabulary import commonest, covered, token_counts
@@ -116,6 +117,20 @@ def test_one_scoring_judges_every_depth_as_one_a_depth_does(lab: Lab, kind: str)
         assert torch.equal(objective.agrees(batch, 4), Guesses.agrees(objective, batch, 4))
 
 
+@pytest.mark.parametrize("kind", ["eagle3", "draft"])
+def test_what_fills_a_batch_up_does_not_count(lab: Lab, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of padding, and rows that are scored so that a product has one of few shapes."""
+    objective, taps = lab.objective(kind)
+    assert isinstance(objective, Guesses)
+    losses = []
+    for multiple in (1, 32):
+        monkeypatch.setattr("paceline.train.batches.WHOLE", multiple)
+        monkeypatch.setattr("paceline.train.objective.WHOLE", multiple)
+        (batch,) = batches(lab.passages(taps, count=8), 1000, None)
+        losses.append(objective.loss(batch))
+    torch.testing.assert_close(losses[1], losses[0])
+
+
 @pytest.mark.parametrize("kind", ["eagle3", "mtp", "medusa"])
 def test_long_drafts_of_a_part_of_the_rows_are_what_they_are_among_all(lab: Lab, kind: str) -> None:
     objective, taps = lab.objective(kind)
@@ -124,15 +139,15 @@ def test_long_drafts_of_a_part_of_the_rows_are_what_they_are_among_all(lab: Lab,
         weight.add_(0.1 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(0)))
     (every,) = batches(lab.passages(taps, count=8), 1000, None)
     some = replace(every, begin=torch.tensor([0, 3, 4, 11]))
-    for depth, (whole, part) in enumerate(zip(objective.guesses(every, 3), objective.guesses(some, 3), strict=True)):
-        torch.testing.assert_close(part(None), whole(None)[:, some.rows(depth)])
+    for depth, (all_rows, part) in enumerate(zip(objective.guesses(every, 3), objective.guesses(some, 3), strict=True)):
+        torch.testing.assert_close(part(None), all_rows(None)[:, some.rows(depth)])
 
 
 def test_training_draws_anew_where_long_drafts_begin(lab: Lab) -> None:
     passages, generator = lab.passages((), count=8), torch.Generator().manual_seed(0)
     drawn = [next(batches(passages, 1000, generator)).begin for _ in range(60)]
-    rows = max(len(each.tokens) for each in passages)
-    assert {len(each) for each in drawn} == {-(-rows // 4)}
+    rows = whole(max(len(each.tokens) for each in passages))
+    assert {len(each) for each in drawn} == {rows // 4}
     assert sorted(set(torch.cat(drawn).tolist())) == list(range(rows))
     assert torch.equal(next(batches(passages, 1000, None)).begin, torch.arange(rows))
 
@@ -373,3 +388,20 @@ def test_a_disk_budget_ends_the_capture(lab: Lab, tmp_path: Path, monkeypatch: p
     a_token = 2 * 16 * 3 + 8
     store(shards, Capture(target, taps), lab.responses(24), 400 * a_token, lambda tokens: None, lambda: False)
     assert 200 < sum(shards.index.tokens) <= 400
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_soft_cross_entropy_is_pytorchs_with_its_gradient(dtype: torch.dtype) -> None:
+    drawn = torch.Generator().manual_seed(3)
+    with gradients():
+        scores = (4 * torch.randn(7, 50, generator=drawn)).to(dtype)
+        law = torch.randn(7, 50, generator=drawn).softmax(-1) * torch.linspace(0.7, 1.0, 7)[:, None]
+        ours, theirs = (scores.clone().requires_grad_() for _ in range(2))
+        expected = nn.functional.cross_entropy(theirs.float(), law)
+        found = soft_cross_entropy(ours, law)
+        (3 * found).backward()  # type: ignore[no-untyped-call]
+        (3 * expected).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(found, expected, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=0)
+    assert ours.grad is not None
+    assert theirs.grad is not None
+    torch.testing.assert_close(ours.grad, theirs.grad)

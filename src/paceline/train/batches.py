@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from paceline.train.shards import Passage
 
 LONGEST = 512  # tokens of a passage that are trained on
+WHOLE = 32  # rows of a batch are padded to a multiple: a product of a new shape costs its code's making
 LONG_DRAFTS = 4  # in training, one row in so many begins a draft of more than a token
 
 
@@ -38,13 +38,19 @@ class TrainingBatch:
         token's loss needs every row and teaches most; the tokens behind it would cost thrice as much again.
         """
 
+        longest = whole(max(len(each.tokens) for each in passages))
+
         def padded(name: str) -> Tensor:
-            return pad_sequence([getattr(each, name) for each in passages], batch_first=True)
+            parts = [getattr(each, name) for each in passages]
+            out: Tensor = parts[0].new_zeros(len(parts), longest, *parts[0].shape[1:])
+            for row, part in enumerate(parts):
+                out[row, : len(part)] = part
+            return out
 
         return cls(
             padded("tokens"), padded("taps").float(), padded("last").float(), padded("best"),
             torch.tensor([len(each.tokens) for each in passages]), torch.tensor([each.prompt for each in passages]),
-            _some(max(len(each.tokens) for each in passages), generator),
+            _some(longest, generator),
         )  # fmt: skip
 
     def rows(self, depth: int) -> Tensor:
@@ -73,6 +79,11 @@ def batches(passages: Sequence[Passage], tokens: int, generator: torch.Generator
     groups = [group for group in groups if group]
     order = range(len(groups)) if generator is None else torch.randperm(len(groups), generator=generator).tolist()
     return (TrainingBatch.of(groups[index], generator) for index in order)
+
+
+def whole(rows: int) -> int:
+    """`rows` and as many as fill a multiple of `WHOLE`."""
+    return -(-rows // WHOLE) * WHOLE
 
 
 def _some(rows: int, generator: torch.Generator | None) -> Tensor:

@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from paceline.train.batches import TrainingBatch, ahead
+from paceline.train.batches import WHOLE, TrainingBatch, ahead
+from paceline.train.soft_cross_entropy import soft_cross_entropy
 from paceline.train.target import TargetWeights
 
 DECAY = 0.8  # weight of a depth's loss over that of the one before: a late guess counts only if the early ones held
@@ -61,7 +62,10 @@ class Guesses(ABC):
             begin = batch.rows(depth)
             judged = batch.judged(depth + 1)[:, begin] & ahead(known, depth + 1, begin)
             if bool(judged.any()):
-                total = total + weight * F.cross_entropy(scores(judged).float(), ahead(law, depth + 1, begin)[judged])
+                taken = filled(judged)
+                row, of = taken.nonzero(as_tuple=True)
+                wanted = law[row, (begin[of] + depth + 1) % law.shape[1]] * judged[taken][:, None]
+                total = total + weight * soft_cross_entropy(scores(taken), wanted) * (len(wanted) / judged.sum())
             weight *= DECAY
         return total
 
@@ -73,3 +77,10 @@ class Guesses(ABC):
             found.append((picked == ahead(batch.tokens, step + 2)) & batch.judged(step + 1))
         missing = [torch.zeros_like(found[0])] * (depth - len(found))
         return torch.stack([*found, *missing], dim=-1)
+
+
+def filled(rows: Tensor) -> Tensor:
+    """The mask with some more rows, if there are any, so that products of few different shapes come of it."""
+    taken = rows.flatten().clone()
+    taken[(~taken).nonzero()[: -int(taken.sum()) % WHOLE]] = True
+    return taken.view_as(rows)
