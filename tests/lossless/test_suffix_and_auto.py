@@ -151,6 +151,33 @@ def test_a_sure_light_draft_spares_the_heavy_method() -> None:
     assert heavy.asked == 0
 
 
+def test_light_methods_rest_where_asking_costs_more_than_what_they_find() -> None:
+    light = Scripted("suffix", 0.95, 0)
+    auto, _, text = choosing(light, None)
+
+    def asked(steps: int) -> int:
+        before = light.asked
+        for _ in range(steps):
+            auto.propose([text], [budget(64)])
+        return light.asked - before
+
+    asked(400)
+    assert asked(40) == 10
+    light.length = 16
+    asked(8)
+    assert asked(40) == 40
+
+
+def test_the_heavy_methods_cost_is_its_own() -> None:
+    """Not what the light ones took before it, which they take all the same."""
+    slow, heavy = Scripted("suffix", 0.1), Scripted("draft", 0.9, 2)
+    auto, controller, text = choosing(slow, heavy)
+    (draft,) = auto.propose([text], [budget(64)])
+    assert draft.source == "draft"
+    controller.observe([Outcome(0, "draft", draft, 0, draft.depth)], 0.05, 10.0)
+    assert controller.record("draft").draft_seconds < 1.0  # type: ignore[operator]
+
+
 def test_the_heavy_method_drafts_where_the_light_one_is_unsure() -> None:
     auto, _, text = choosing(Scripted("suffix", 0.1), Scripted("draft", 0.9))
     assert auto.propose([text], [budget(64)])[0].source == "draft"

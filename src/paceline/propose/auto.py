@@ -1,7 +1,8 @@
 """The choice among methods, anew for every request and step, from measured acceptance and measured cost.
 
 Light methods (suffix, n-gram) cost next to nothing; each says what it has found and how sure it is. They are asked in
-every step, or less often where for many steps they found nothing: next to nothing is a tenth of a small model's step.
+every step, or in every fourth where what they find does not pay for the asking: next to nothing is a tenth of a small
+model's step.
 The heavy one (a head or a draft model) costs time before it says anything, so it is judged by what it has shown on
 this request, and asked only if it promises more. Both are weighed in tokens gained on the request's present pace;
 drafting nothing is among the choices.
@@ -19,26 +20,27 @@ from paceline.propose.calibration import Calibration
 from paceline.types import NO_DRAFT, Committed, Draft, View
 
 HYSTERESIS = 0.05  # tokens that another method has to promise beyond the one in use, against flapping
-BARREN, LONGEST_REST = 8, 3  # each BARREN steps that found nothing let one more step pass before the next
+REST = 3  # steps in which light methods are not asked, where asking costs more than what they find
 
 
 @dataclass
 class Choice:
     """Which method a request's draft came from in this step and in the last one that drafted, what it stated, and what
-    such statements have been worth on this request. barren: steps in a row in which the light methods were asked and
-    found nothing worth verifying; rest: steps to come in which they are not asked."""
+    such statements have been worth on this request. found: tokens that asking the light methods promises to gain,
+    fading average; rest: steps to come in which they are not asked."""
 
     source: str = ""
     settled: str = ""
     stated: Sequence[float] = ()
     calibration: Calibration = field(default_factory=Calibration)
-    barren: int = 0
+    found: float = 1.0
     rest: int = 0
 
-    def asked(self, found: bool) -> None:
-        """The light methods were asked."""
-        self.barren = 0 if found else self.barren + 1
-        self.rest = min(self.barren // BARREN, LONGEST_REST)
+    def asked(self, gain: float, cost: float) -> None:
+        """The light methods were asked, and promise `gain` tokens more than nothing; `cost`: the tokens that the time
+        of asking is worth."""
+        self.found = 0.8 * self.found + 0.2 * gain
+        self.rest = REST if self.found < cost else 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class AutoProposer(Proposer):
         self.all = [*light, *([heavy] if heavy is not None else [])]
         if heavy is not None:
             self.needs = heavy.needs
+        self.asking_seconds = 0.0  # of the light methods for one sequence, fading average
         self._choices: dict[int, Choice] = {}
 
     def open(self, view: View) -> int:
@@ -76,8 +79,9 @@ class AutoProposer(Proposer):
         source, verdict = choice.source, committed.verdict
         if verdict is not None and choice.stated:
             choice.calibration.learn(source, choice.stated[: verdict.depth], verdict.accepted)
+        unjudged = committed if verdict is None else replace(committed, verdict=None)
         for proposer in self.all:
-            proposer.observe(view, committed if proposer.name == source else replace(committed, verdict=None))
+            proposer.observe(view, committed if proposer.name == source else unjudged)
 
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
         offers = self._light_offers(views, budgets)
@@ -106,19 +110,29 @@ class AutoProposer(Proposer):
         best = [Offer(gain) for gain in nothing]
         lent = [self._lent(view, budget) for view, budget in zip(views, budgets, strict=True)]
         due = [i for i, budget in enumerate(lent) if budget.depth > 0]
-        found = dict.fromkeys(due, False)
+        found = dict.fromkeys(due, 0.0)
+        began = time.perf_counter()
         for proposer in self.light if due else ():
             drafts = proposer.propose(views, lent)
             for i in due:
                 draft, stated = self._adjusted(proposer.name, views[i], drafts[i])
                 gain = self.controller.promise(draft, views[i].id)
-                found[i] |= gain > nothing[i]
+                found[i] = max(found[i], gain - nothing[i])
                 favoured = self._favoured(views[i], proposer, gain)
                 if draft.size and (favoured > best[i].gain or not best[i].draft.size):
                     best[i] = Offer(favoured, draft, stated)
+        self._price(len(due), time.perf_counter() - began)
         for i in due:
-            self._choices[views[i].id].asked(found[i])
+            cost = self.asking_seconds * self.controller.pace(views[i].id)
+            self._choices[views[i].id].asked(found[i], cost)
         return best
+
+    def _price(self, asked: int, seconds: float) -> None:
+        """A step can be held up, never hurried: what takes more than twice the usual counts as twice."""
+        if asked:
+            each = seconds / asked
+            usual = self.asking_seconds or each
+            self.asking_seconds = 0.95 * usual + 0.05 * min(each, 2 * usual)
 
     def _lent(self, view: View, budget: Budget) -> Budget:
         """What the light methods get of a budget."""

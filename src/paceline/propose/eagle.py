@@ -62,6 +62,12 @@ class State:
     def pending(self) -> int:
         return sum(taps[0].shape[0] for taps in self.fresh)
 
+    def states(self) -> list[Tensor]:
+        """The target's hidden states [pending, H] of the rows that were not fed yet, one for each tap."""
+        if len(self.fresh) == 1:
+            return list(self.fresh[0])
+        return [torch.cat(parts) for parts in zip(*self.fresh, strict=True)]
+
     @property
     def position(self) -> int:
         """Of the first row that was not fed yet."""
@@ -171,7 +177,6 @@ class EagleProposer(Proposer):
             return None
         return self.calibration.worth(self.name)
 
-    @torch.inference_mode()
     def _alone(self, view: View, budget: Budget) -> Draft | None:
         """The chain of the only sequence that drafts, where the kernels grow it whole: with likeliest or coupled tokens
         of the head's own distribution at most heated (what cuts it, or looks at what came before, is `Rollout`'s)."""
@@ -188,7 +193,7 @@ class EagleProposer(Proposer):
         span = Span(state.cache, 0, rows + depth - 1, state.cache.length)
         noise, worth = [] if params.greedy else range(depth), self._worth(view)
         tokens, chances = self.chain.draft(
-            [torch.cat(parts) for parts in zip(*state.fresh, strict=True)], view.tokens[begin + 1 :], span, self.pool,
+            state.states(), view.tokens[begin + 1 :], span, self.pool,
             depth=depth, stop_below=self.rollout.stop_below(), temperature=params.temperature, worth=worth,
             keys=[key(view.seed, len(view.tokens) + at, Purpose.SAMPLE) for at in noise],
         )  # fmt: skip
@@ -217,7 +222,7 @@ class EagleProposer(Proposer):
         tokens: list[int] = []
         features: list[Tensor] = []
         for state in fed:
-            rows = self.head.fuse([torch.cat(parts) for parts in zip(*state.fresh, strict=True)])
+            rows = self.head.fuse(state.states())
             begin, count = state.position, rows.shape[0]
             state.cache.append(count)
             spans.append(Span(state.cache, len(tokens), count, state.cache.length))
