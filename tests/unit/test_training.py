@@ -87,6 +87,7 @@ def test_training_makes_drafts_that_are_accepted(
     assert found.length >= lines[0]["length"] + longer
     assert found.length == lines[-1]["length"]
     assert lines[-1]["loss"] < surer * lines[1]["loss"]
+    assert lines[-1]["held_out_loss"] < surer * lines[0]["held_out_loss"]
 
 
 def test_the_walk_counts_what_greedy_decoding_would_accept() -> None:

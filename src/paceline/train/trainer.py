@@ -166,7 +166,10 @@ class Trainer:
     def _evaluate(self, loss: float) -> Acceptance:
         self.position.evaluated = self.progress
         acceptance = held_out_acceptance(self.objective, self.source, self.config.depth)
-        line = {**asdict(self.position), "loss": None if math.isnan(loss) else loss, **asdict(acceptance)}
+        line = {
+            **asdict(self.position), "loss": None if math.isnan(loss) else loss,
+            "held_out_loss": held_out_loss(self.objective, self.source, self.config.bf16), **asdict(acceptance),
+        }  # fmt: skip
         with said_plainly(self.log), self.log.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
         return acceptance
@@ -209,6 +212,19 @@ def held_out_acceptance(objective: Objective, source: Source, depth: int) -> Acc
         for row, (prompt, length) in enumerate(zip(batch.prompts.tolist(), batch.lengths.tolist(), strict=True)):
             judged.append(agrees[row, prompt - 1 : length - 2])
     return walk(judged)
+
+
+@torch.no_grad()
+def held_out_loss(objective: Objective, source: Source, bf16: bool) -> float:
+    """The loss on the held-out passages, sampled answers too, all rows unrolled: it tells two drafters apart long
+    before their acceptance, a count of right and wrong, does."""
+    total = weight = 0.0
+    for batch in batches(source.held_out(), EVALUATED_ROWS, None):
+        count = int(batch.judged(1).sum())
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            total += count * objective.loss(batch).item()
+        weight += count
+    return total / max(weight, 1.0)
 
 
 def _schedule(progress: float, warmup: float) -> float:
