@@ -155,6 +155,7 @@ class Draft:
     is exactly the distribution that node p's children were drawn from (row 0: the last token's children; rows past the
     last parent may be left out). `confidence` [n]: the proposer's estimate that a token is accepted given that its
     parent is; None if it has none. `origin` [n]: which of the proposer's own nodes these are, once some were cut.
+    `read`: rows that had waited and had to be read first, which a draft in every step would not have to.
     """
 
     tokens: Tensor
@@ -164,6 +165,7 @@ class Draft:
     confidence: abc.Sequence[float] | None = None
     origin: tuple[int, ...] | None = None
     source: str = ""  # the method that drafted it, where several share a step
+    read: int = 0
 
     def __post_init__(self) -> None:
         if not self.parents:

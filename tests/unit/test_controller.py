@@ -189,10 +189,23 @@ def test_a_method_that_does_not_pay_is_tried_again_now_and_then() -> None:
     for _ in range(320):
         asked += controller.budget("draft", 0).depth
         controller.observe([Outcome(0, "none", NO_DRAFT, 0, 0)], 0.05, 0.0)
-    assert 8 <= asked <= 10
+    assert 12 <= asked <= 14
     for _ in range(60):
         learn(controller, 1, 1, 0.05, 0.01)
     assert controller.budget("draft", 0).depth > 1
+
+
+def test_a_draft_that_had_to_read_first_says_nothing_of_the_cost() -> None:
+    controller = Controller()
+    plain(controller)
+    for _ in range(10):
+        learn(controller, 1, 0, 0.05, 0.01)
+    before = controller.record("draft").draft_seconds
+    for _ in range(10):
+        controller.observe([Outcome(0, "draft", draft([0.5]), 0, 1, read=30)], 0.05, 0.03)
+    assert controller.record("draft").draft_seconds == before
+    controller.observe([Outcome(0, "draft", draft([0.5]), 0, 1, read=1)], 0.05, 0.02)
+    assert controller.record("draft").draft_seconds > before  # type: ignore[operator]
 
 
 def test_a_token_that_was_trimmed_is_judged_by_its_chance() -> None:

@@ -12,7 +12,8 @@ from paceline.types import Draft
 
 # Drafting has to promise this many tokens more than plain decoding: estimates err, and a lost step is lost.
 WORTHWHILE = 0.05
-PROBE_EVERY = 32  # steps after which a method that does not pay is tried again
+PROBE_EVERY, PROBES = 48, 2  # steps after which a method that does not pay is tried again, and how often in a row
+BACKLOG = 4  # rows that waited; a draft that had to read more says nothing of what the next would take
 ANCHOR_EVERY = 16  # see `Controller.observe`
 PRIOR_STEPS = 2.0  # plain steps' worth of time that the pace of other requests counts for on a new one
 UNSTATED = 0.5  # chance of a token of which its proposer says nothing
@@ -85,11 +86,14 @@ class Controller:
         return Budget(min(3 * length + 1, self.longest), self.nodes)
 
     def probe(self, source: str) -> Budget:
-        """A method that does not pay now drafts one token now and then, or it could never show that it would."""
+        """A method that does not pay now drafts one token now and then, or it could never show that it would. Twice in
+        a row: the first time a head reads all that has been said since the last, and takes long for it."""
         record = self.record(source)
-        if self.steps - record.asked_at < PROBE_EVERY:
+        if self.steps - record.asked_at >= PROBE_EVERY:
+            record.probes = PROBES
+        if record.probes == 0:
             return NOTHING
-        record.asked_at = self.steps
+        record.probes, record.asked_at = record.probes - 1, self.steps
         return Budget(1, 1)
 
     @property
@@ -198,8 +202,9 @@ class Controller:
             dearest = max(sources, key=lambda source: self.record(source).draft_seconds or 0.0)
             if len(sources) > 1 and self.record(dearest).draft_seconds is None:
                 return
-        levels = max(outcome.levels for outcome in asked if outcome.source == dearest)
-        self.record(dearest).times.learn(levels, draft_seconds)
+        drafted, times = [outcome for outcome in asked if outcome.source == dearest], self.record(dearest).times
+        if max(outcome.read for outcome in drafted) <= BACKLOG or not times.weight:
+            times.learn(max(outcome.levels for outcome in drafted), draft_seconds)
 
     def _rest(self, outcomes: Sequence[Outcome]) -> None:
         """Methods that were not in use are judged less and less by what they showed when they were."""

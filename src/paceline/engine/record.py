@@ -13,7 +13,7 @@ from paceline.types import Draft
 class Outcome:
     """What one request drafted in a step, by which method; `levels` deep before it was trimmed to `draft`.
 
-    foregone: the chance of the first token that was trimmed off a chain; None where none was.
+    foregone: the chance of the first token that was trimmed off a chain; None where none was. read: as in `Draft`.
     """
 
     request: int
@@ -22,6 +22,7 @@ class Outcome:
     accepted: int
     levels: int
     foregone: float | None = None
+    read: int = 0
 
     @property
     def judged(self) -> tuple[float, int]:
@@ -105,6 +106,7 @@ class Record:
 
     times: DraftTimes = field(default_factory=DraftTimes)  # for the whole batch
     asked_at: int = 0  # the step in which it was last asked to draft
+    probes: int = 0  # steps still to come in which it is tried
     everywhere: Tally = field(default_factory=lambda: Tally(0.99))
     requests: dict[int, Tally] = field(default_factory=dict)
 

@@ -161,7 +161,7 @@ class Stepper:
         outcomes = [
             Outcome(
                 c.sequence.id, offer.source or self.proposer.name, c.draft, len(path), offer.depth,
-                foregone(offer, c.draft),
+                foregone(offer, c.draft), offer.read,
             )
             for offer, c, (path, _) in zip(offered, candidates, walked, strict=True)
         ]  # fmt: skip

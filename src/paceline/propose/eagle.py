@@ -7,7 +7,7 @@ on with the head's own outputs in place of features; accepted tokens are fed aga
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -154,7 +154,7 @@ class EagleProposer(Proposer):
 
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
         """Rows wait until a draft needs them, or until there are many: one forward for several costs little more."""
-        states = [self._states.get(view.id) for view in views]
+        states, waited = [self._states.get(view.id) for view in views], [self.behind(view) for view in views]
         asked = zip(states, budgets, strict=True)
         drafting = [i for i, budget in enumerate(budgets) if budget.depth > 0]
         if len(drafting) == 1 and (draft := self._alone(views[drafting[0]], budgets[drafting[0]])) is not None:
@@ -168,7 +168,10 @@ class EagleProposer(Proposer):
             self.rollout.run(growing, self.head.logits(last, self.target.head), self._feed_level)
         for growth in growing:
             self._states[growth.view.id].stated = growth.stated
-        return [NO_DRAFT if growth is None else growth.finish() for growth in growths]
+        return [
+            NO_DRAFT if growth is None else replace(growth.finish(), read=rows)
+            for growth, rows in zip(growths, waited, strict=True)
+        ]
 
     def _worth(self, view: View) -> Sequence[float] | None:
         """What this head's probabilities have been worth, where they say too little: of coupled draws in chains."""
@@ -200,7 +203,7 @@ class EagleProposer(Proposer):
         self._fed(state, rows, {})
         state.stated = [0.0 if chance != chance else chance for chance in chances]  # NaN: no token was allowed
         confidence = state.stated if worth is None else [worth[tenth(chance)] for chance in state.stated]
-        return Draft(torch.tensor(tokens), confidence=confidence)
+        return Draft(torch.tensor(tokens), confidence=confidence, read=rows - 1)
 
     def _start(self, view: View, budget: Budget) -> Growth | None:
         state = self._states.get(view.id)
