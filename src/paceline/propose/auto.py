@@ -1,8 +1,8 @@
 """The choice among methods, anew for every request and step, from measured acceptance and measured cost.
 
-Light methods (suffix, n-gram) cost next to nothing; each says what it has found and how sure it is. They are asked in
-every step, or in every fourth where what they find does not pay for the asking: next to nothing is a tenth of a small
-model's step.
+Light methods (suffix, n-gram) cost next to nothing; each says what it has found and how sure it is. One is asked in
+every step, or in every fourth where what it finds, beyond those before it, does not pay for the asking: next to nothing
+is some hundredths of a small model's step.
 The heavy one (a head or a draft model) costs time before it says anything, so it is judged by what it has shown on
 this request, and asked only if it promises more. Both are weighed in tokens gained on the request's present pace;
 drafting nothing is among the choices.
@@ -24,23 +24,33 @@ REST = 3  # steps in which light methods are not asked, where asking costs more 
 
 
 @dataclass
+class Asking:
+    """Whether a light method is worth asking on a request. found: tokens that asking it has promised to gain beyond
+    those asked before it, fading average; rest: steps to come in which it is not asked."""
+
+    found: float = 1.0
+    rest: int = 0
+
+    def learn(self, gain: float, cost: float) -> None:
+        """`cost`: the tokens that the time of asking is worth."""
+        self.found = 0.8 * self.found + 0.2 * gain
+        self.rest = REST if self.found < cost else 0
+
+    def due(self) -> bool:
+        self.rest, due = max(self.rest - 1, 0), self.rest == 0
+        return due
+
+
+@dataclass
 class Choice:
     """Which method a request's draft came from in this step and in the last one that drafted, what it stated, and what
-    such statements have been worth on this request. found: tokens that asking the light methods promises to gain,
-    fading average; rest: steps to come in which they are not asked."""
+    such statements have been worth on this request. light: by method."""
 
     source: str = ""
     settled: str = ""
     stated: Sequence[float] = ()
     calibration: Calibration = field(default_factory=Calibration)
-    found: float = 1.0
-    rest: int = 0
-
-    def asked(self, gain: float, cost: float) -> None:
-        """The light methods were asked, and promise `gain` tokens more than nothing; `cost`: the tokens that the time
-        of asking is worth."""
-        self.found = 0.8 * self.found + 0.2 * gain
-        self.rest = REST if self.found < cost else 0
+    light: dict[str, Asking] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -61,7 +71,7 @@ class AutoProposer(Proposer):
         self.all = [*light, *([heavy] if heavy is not None else [])]
         if heavy is not None:
             self.needs = heavy.needs
-        self.asking_seconds = 0.0  # of the light methods for one sequence, fading average
+        self.asking_seconds: dict[str, float] = {}  # of a light method for one sequence, fading average
         self._choices: dict[int, Choice] = {}
 
     def open(self, view: View) -> int:
@@ -105,42 +115,43 @@ class AutoProposer(Proposer):
         return drafts
 
     def _light_offers(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Offer]:
-        """The best of each sequence; nothing where the light methods rest."""
-        nothing = [self.controller.promise(NO_DRAFT, view.id) for view in views]
-        best = [Offer(gain) for gain in nothing]
-        lent = [self._lent(view, budget) for view, budget in zip(views, budgets, strict=True)]
-        due = [i for i, budget in enumerate(lent) if budget.depth > 0]
-        found = dict.fromkeys(due, 0.0)
-        began = time.perf_counter()
-        for proposer in self.light if due else ():
+        """The best of each sequence, as far as the methods are worth asking."""
+        best = [Offer(self.controller.promise(NO_DRAFT, view.id)) for view in views]
+        most = [offer.gain for offer in best]
+        for proposer in self.light:
+            lent = [self._lent(proposer, *each) for each in zip(views, budgets, strict=True)]
+            due = [i for i, budget in enumerate(lent) if budget.depth > 0]
+            if not due:
+                continue
+            began = time.perf_counter()
             drafts = proposer.propose(views, lent)
-            for i in due:
-                draft, stated = self._adjusted(proposer.name, views[i], drafts[i])
-                gain = self.controller.promise(draft, views[i].id)
-                found[i] = max(found[i], gain - nothing[i])
-                favoured = self._favoured(views[i], proposer, gain)
-                if draft.size and (favoured > best[i].gain or not best[i].draft.size):
-                    best[i] = Offer(favoured, draft, stated)
-        self._price(len(due), time.perf_counter() - began)
-        for i in due:
-            cost = self.asking_seconds * self.controller.pace(views[i].id)
-            self._choices[views[i].id].asked(found[i], cost)
+            found = {i: self._offer(proposer, views[i], drafts[i]) for i in due}
+            price = self._price(proposer, (time.perf_counter() - began) / len(due))
+            for i, offer in found.items():
+                view = views[i]
+                asking = self._choices[view.id].light[proposer.name]
+                asking.learn(max(offer.gain - most[i], 0.0), price * self.controller.pace(view.id))
+                most[i] = max(most[i], offer.gain)
+                favoured = replace(offer, gain=self._favoured(view, proposer, offer.gain))
+                if offer.draft.size and (favoured.gain > best[i].gain or not best[i].draft.size):
+                    best[i] = favoured
         return best
 
-    def _price(self, asked: int, seconds: float) -> None:
-        """A step can be held up, never hurried: what takes more than twice the usual counts as twice."""
-        if asked:
-            each = seconds / asked
-            usual = self.asking_seconds or each
-            self.asking_seconds = 0.95 * usual + 0.05 * min(each, 2 * usual)
+    def _offer(self, proposer: Proposer, view: View, draft: Draft) -> Offer:
+        draft, stated = self._adjusted(proposer.name, view, draft)
+        return Offer(self.controller.promise(draft, view.id), draft, stated)
 
-    def _lent(self, view: View, budget: Budget) -> Budget:
-        """What the light methods get of a budget."""
-        choice = self._choices[view.id]
-        if budget.depth == 0 or choice.rest == 0:
-            return budget
-        choice.rest -= 1
-        return NOTHING
+    def _price(self, proposer: Proposer, seconds: float) -> float:
+        """A step can be held up, never hurried: what takes more than twice the usual counts as twice."""
+        usual = self.asking_seconds.get(proposer.name, seconds)
+        self.asking_seconds[proposer.name] = price = 0.95 * usual + 0.05 * min(seconds, 2 * usual)
+        return price
+
+    def _lent(self, proposer: Proposer, view: View, budget: Budget) -> Budget:
+        """What a light method gets of a budget."""
+        if budget.depth == 0:
+            return NOTHING
+        return budget if self._choices[view.id].light.setdefault(proposer.name, Asking()).due() else NOTHING
 
     def _adjusted(self, source: str, view: View, draft: Draft) -> tuple[Draft, Sequence[float]]:
         stated, calibration = draft.confidence or (), self._choices[view.id].calibration
