@@ -141,6 +141,21 @@ def bound_product_cache() -> None:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
 
 
+def hold_products_to_rows() -> None:
+    """Before a process computes anything: MKL's products on Intel's processors choose their order of summation by the
+    number of rows, unless this tells them not to. Without the kernels a row's bits would depend on its company."""
+    try:
+        intel = "GenuineIntel" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return
+    if intel:
+        order = "AVX512" if "AVX512" in torch.backends.cpu.get_cpu_capability() else "AVX2"
+        os.environ.setdefault("MKL_CBWR", f"{order},STRICT")
+
+
+hold_products_to_rows()
+
+
 def leave_threads_to_kernels() -> None:
     """Where the kernels do the work, PyTorch's small operations run in the caller: two pools would fight."""
     torch.set_num_threads(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -43,6 +44,19 @@ def auto_engine(target: LoadedModel, heavy: LoadedModel | None, *, k: int | None
     return made
 
 
+@pytest.fixture
+def told_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps take what they might on a real model, whatever else this machine does: so drafts pay."""
+    observe = Controller.observe
+
+    def told(self: Controller, outcomes: Sequence[Outcome], target_seconds: float, draft_seconds: float) -> None:
+        rows = sum(1 + outcome.draft.size for outcome in outcomes)
+        observe(self, outcomes, 0.02 + 0.0005 * rows, 0.0002)
+
+    monkeypatch.setattr(Controller, "observe", told)
+
+
+@pytest.mark.usefixtures("told_costs")
 @pytest.mark.parametrize("kind", ["suffix", "auto", "auto with a draft"])
 @pytest.mark.parametrize("k", [3, None])
 def test_greedy_and_coupled_equal_plain(kind: str, k: int | None, target: LoadedModel) -> None:
