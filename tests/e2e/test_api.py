@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -10,6 +11,8 @@ from lab_files import letter_model
 from torch import Tensor
 
 from paceline import LLM, AsyncLLM, GenerationResult, PacelineError, SamplingParams
+from paceline.engine.engine import Engine
+from paceline.types import Sequence as Request
 
 
 @pytest.fixture(scope="module")
@@ -152,7 +155,15 @@ def test_async_requests_share_the_engine(folder: str, llm: LLM) -> None:
     assert [r.token_ids for r in results] == [r.token_ids for r in llm.generate(["abc", "bca", "xyz"], LONG)]
 
 
-def test_async_requests_under_way_end_when_the_engine_closes(folder: str) -> None:
+def test_async_requests_under_way_end_when_the_engine_closes(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Engine.step
+
+    def slow(self: Engine) -> list[Request]:
+        time.sleep(0.01)  # the answer is not to be there before the engine is closed
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", slow)
+
     async def main() -> None:
         engine = AsyncLLM(folder, threads=1, precision="fp32")
         task = asyncio.create_task(engine.generate("abc", SamplingParams(max_tokens=60)))
