@@ -8,9 +8,8 @@
 namespace paceline {
 namespace {
 
-// A call's memory, cut from the caller's.
-struct ChainWork {
-    ChainWork(const pl_head& head, int rows, void* memory) : begin(static_cast<char*>(memory)), at(begin) {
+struct ChainWork : Cut {
+    ChainWork(const pl_head& head, int rows, void* memory) : Cut(memory) {
         layer = take<void>(pl_layer_work(&head.layer, rows));
         linear = take<void>(std::max(Rounded::bytes(rows, head.fc.columns), Rounded::bytes(1, head.output.columns)));
         features = take<float>(sizeof(float) * rows * head.layer.hidden);
@@ -19,18 +18,8 @@ struct ChainWork {
         scores = take<float>(sizeof(float) * head.output.rows);
     }
 
-    int64_t bytes() const { return at - begin; }
-
-    char *begin, *at;
     void *layer, *linear;
     float *features, *embeds, *normed, *scores;
-
-  private:
-    template <class T> T* take(int64_t size) {
-        char* found = at;
-        at += (size + 63) / 64 * 64;
-        return reinterpret_cast<T*>(found);
-    }
 };
 
 pl_batch rows_from(const pl_batch& all, int first, int count, const ChainWork& work) {

@@ -7,10 +7,8 @@
 namespace paceline {
 namespace {
 
-// A call's memory, cut from the caller's. Built twice: to measure (from nothing) and to use.
-class Workspace {
-  public:
-    Workspace(const pl_layer& layer, int rows, void* memory) : at(static_cast<char*>(memory)), begin(at) {
+struct Workspace : Cut {
+    Workspace(const pl_layer& layer, int rows, void* memory) : Cut(memory) {
         const int width = layer.heads * layer.head_dim;
         input = take<Activations>(Rounded::bytes(rows, std::max(layer.qkv.columns, std::max(layer.hidden, width))));
         inner = take<Activations>(Rounded::bytes(rows, layer.intermediate));
@@ -19,19 +17,8 @@ class Workspace {
         normed = take<float>(sizeof(float) * rows * layer.hidden);
     }
 
-    int64_t bytes() const { return at - begin; }
-
     Activations *input, *inner;
     float *qkv, *attended, *normed;
-
-  private:
-    template <class T> T* take(int64_t size) {
-        char* found = at;
-        at += (size + 63) / 64 * 64;
-        return reinterpret_cast<T*>(found);
-    }
-
-    char *at, *begin;
 };
 
 // One row's [hidden] inputs, by `weight` normed if there is one, rounded into x from `group` on.

@@ -9,6 +9,23 @@
 
 namespace paceline {
 
+// A call's memory, cut from the caller's in 64-byte lines. From nothing, to measure it; or to use it.
+class Cut {
+  public:
+    explicit Cut(void* memory) : begin(static_cast<char*>(memory)), at(begin) {}
+    int64_t bytes() const { return at - begin; }
+
+  protected:
+    template <class T> T* take(int64_t size) {
+        char* found = at;
+        at += (size + 63) / 64 * 64;
+        return reinterpret_cast<T*>(found);
+    }
+
+  private:
+    char *begin, *at;
+};
+
 // Rounded rows [count, columns]: tiles of up to TILE rows, in each tile the rows of a group side by side.
 struct Rounded {
     Activations* data;

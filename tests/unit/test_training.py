@@ -13,7 +13,7 @@ import torch
 from lab_training import LETTERS, Lab, gradients, write_prompts
 from safetensors import SafetensorError
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.bench.tasks import BenchPrompt, load_prompts
 from paceline.engine.engine import Engine
@@ -29,7 +29,6 @@ from paceline.train.objective import Guesses
 from paceline.train.responses import Response, ResponseConfig, read_responses, shuffled, write_responses
 from paceline.train.rows import RowGuesses
 from paceline.train.shards import Shards
-from paceline.train.soft_cross_entropy import soft_cross_entropy
 from paceline.train.source import Stored, Streamed
 from paceline.train.trainer import Position, TrainConfig, Trainer
 from paceline.train.vocabulary import commonest, covered, token_counts
@@ -389,20 +388,3 @@ def test_a_disk_budget_ends_the_capture(lab: Lab, tmp_path: Path, monkeypatch: p
     a_token = 2 * 16 * 3 + 8
     store(shards, Capture(target, taps), lab.responses(24), 400 * a_token, lambda tokens: None, lambda: False)
     assert 200 < sum(shards.index.tokens) <= 400
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_soft_cross_entropy_is_pytorchs_with_its_gradient(dtype: torch.dtype) -> None:
-    drawn = torch.Generator().manual_seed(3)
-    with gradients():
-        scores = (4 * torch.randn(7, 50, generator=drawn)).to(dtype)
-        law = torch.randn(7, 50, generator=drawn).softmax(-1) * torch.linspace(0.7, 1.0, 7)[:, None]
-        ours, theirs = (scores.clone().requires_grad_() for _ in range(2))
-        expected = nn.functional.cross_entropy(theirs.float(), law)
-        found = soft_cross_entropy(ours, law)
-        (3 * found).backward()  # type: ignore[no-untyped-call]
-        (3 * expected).backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(found, expected, rtol=1e-2 if dtype is torch.bfloat16 else 1e-5, atol=0)
-    assert ours.grad is not None
-    assert theirs.grad is not None
-    torch.testing.assert_close(ours.grad, theirs.grad)

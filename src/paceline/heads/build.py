@@ -25,7 +25,7 @@ from paceline.native.norm import NativeNorm
 from paceline.native.packed import Format, packed_bytes, quantize
 
 # Of a head's matrices on the kernels. Rounding a draft costs acceptance, never exactness: in 8 bits the head of
-# smollm2-135m brings 1.83 tokens a forward, in 4 bits, half as much to read, 1.81 (docs/heads.md).
+# smollm2-135m brings 1.83 tokens a forward, in 4 bits, half as much to read, 1.80 (docs/heads.md).
 FORMAT = Format.Q4_1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-BINS = 10
+BINS = 10  # as many as native/src/chain.cpp takes
 WEIGHT = 6.0  # outcomes that a stated chance counts for
 FADING = 0.98
 

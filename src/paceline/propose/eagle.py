@@ -134,7 +134,7 @@ class EagleProposer(Proposer):
         if state is None:
             return
         state.fresh.append([committed.taps[tap] for tap in self.head.taps])
-        if (verdict := committed.verdict) is not None and self._worth(view) is not None:
+        if (verdict := committed.verdict) is not None and self._understated(view):
             self.calibration.learn(self.name, state.stated[: verdict.depth], verdict.accepted)
 
     @torch.inference_mode()
@@ -154,12 +154,13 @@ class EagleProposer(Proposer):
 
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
         """Rows wait until a draft needs them, or until there are many: one forward for several costs little more."""
-        states, waited = [self._states.get(view.id) for view in views], [self.behind(view) for view in views]
+        states = [self._states.get(view.id) for view in views]
         asked = zip(states, budgets, strict=True)
         drafting = [i for i, budget in enumerate(budgets) if budget.depth > 0]
         if len(drafting) == 1 and (draft := self._alone(views[drafting[0]], budgets[drafting[0]])) is not None:
             self._feed_committed([state for state in states if state is not None and state.pending >= MANY])
             return [draft if i == drafting[0] else NO_DRAFT for i in range(len(views))]
+        waited = [self.behind(view) for view in views]
         self._feed_committed([s for s, budget in asked if s is not None and (budget.depth > 0 or s.pending >= MANY)])
         growths = [self._start(view, budget) for view, budget in zip(views, budgets, strict=True)]
         growing = [growth for growth in growths if growth is not None]
@@ -174,11 +175,12 @@ class EagleProposer(Proposer):
         ]
 
     def _worth(self, view: View) -> Sequence[float] | None:
-        """What this head's probabilities have been worth, where they say too little: of coupled draws in chains."""
-        params = view.params
-        if self.shape.width > 1 or not params.coupled or params.greedy:
-            return None
-        return self.calibration.worth(self.name)
+        """What this head's probabilities have been worth; None where they are taken as they are."""
+        return self.calibration.worth(self.name) if self._understated(view) else None
+
+    def _understated(self, view: View) -> bool:
+        """Probabilities say little of coupled draws (see `of_shared_noise`); chains alone learn what they are worth."""
+        return self.shape.width == 1 and view.params.coupled and not view.params.greedy
 
     def _alone(self, view: View, budget: Budget) -> Draft | None:
         """The chain of the only sequence that drafts, where the kernels grow it whole: with likeliest or coupled tokens

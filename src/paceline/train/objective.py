@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.train.batches import WHOLE, TrainingBatch, ahead
-from paceline.train.soft_cross_entropy import soft_cross_entropy
 from paceline.train.target import TargetWeights
 
 DECAY = 0.8  # weight of a depth's loss over that of the one before: a late guess counts only if the early ones held
@@ -65,7 +64,7 @@ class Guesses(ABC):
                 taken = filled(judged)
                 row, of = taken.nonzero(as_tuple=True)
                 wanted = law[row, (begin[of] + depth + 1) % law.shape[1]] * judged[taken][:, None]
-                total = total + weight * soft_cross_entropy(scores(taken), wanted) * (len(wanted) / judged.sum())
+                total = total + weight * F.cross_entropy(scores(taken).float(), wanted) * (len(wanted) / judged.sum())
             weight *= DECAY
         return total
 
