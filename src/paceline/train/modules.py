@@ -65,17 +65,28 @@ class Attention(nn.Module):
         value = self._split(self.v_proj(x), self.kv_heads).transpose(1, 2)
         group = self.heads // self.kv_heads
         past.append((key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)))
-        count = past[0][0].shape[2]
-        later = torch.arange(count) > rows[:, None]
-        scores = (query @ past[0][0].transpose(2, 3)).float() * self.scale
-        scores = scores.masked_fill(later, -torch.inf)
-        own = [(query * each).sum(-1, keepdim=True).float() * self.scale for each, _ in past[1:]]
-        weights = torch.cat([scores, *own], dim=-1).softmax(-1)
-        out = weights[..., :count].to(value.dtype) @ past[0][1]
-        for index, (_, each) in enumerate(past[1:]):
-            out = out + weights[..., count + index, None] * each
+        out = self._first(query, past) if len(past) == 1 else self._later(query, rows, past)
         attended: Tensor = self.o_proj(out.transpose(1, 2).flatten(2))
         return attended
+
+    def _first(self, query: Tensor, past: Past) -> Tensor:
+        """The step of all rows is causal attention; PyTorch's own keeps no matrix of scores."""
+        key, value = past[0]
+        query, key = query.to(value.dtype), key.to(value.dtype)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=self.scale)
+
+    def _later(self, query: Tensor, rows: Tensor, past: Past) -> Tensor:
+        (first_key, first_value), *steps = past
+        count = first_key.shape[2]
+        later = torch.arange(count) > rows[:, None]
+        scores = (query @ first_key.transpose(2, 3)).float() * self.scale
+        scores = scores.masked_fill(later, -torch.inf)
+        own = [(query * key).sum(-1, keepdim=True).float() * self.scale for key, _ in steps]
+        weights = torch.cat([scores, *own], dim=-1).softmax(-1)
+        out: Tensor = weights[..., :count].to(first_value.dtype) @ first_value
+        for index, (_, value) in enumerate(steps):
+            out = out + weights[..., count + index, None] * value
+        return out
 
     def begin_as(self, layer: Mapping[str, Tensor]) -> None:
         """A layer's own projections, for the last of the features; those before count for nothing yet."""
