@@ -142,6 +142,35 @@ PL_API int32_t pl_chain(
     const pl_head* head, const pl_batch* batch, const pl_draft* draft, uint16_t* keys, uint16_t* values, const float* cos,
     const float* sin, int64_t* drafted, float* chance);
 
+/* ---- text that repeats (lookup.cpp) ---- */
+
+/* Past text in a ring: position p is in slot p % capacity of `tokens` [slots], those below `oldest` are gone. A text lies in
+ * pieces; behind one are two slots: -1, then -2 - the slot where the text goes on, or -1. */
+typedef struct {
+    const int32_t* tokens;
+    int32_t slots, capacity, oldest;
+    int32_t recent;      /* occurrences of an n-gram that count, the most recent ones */
+    const int32_t* tail; /* [count] ids: the ending that is looked for */
+    int32_t count, most; /* most: tokens to draft */
+    double factor;       /* tokens to draft for each that matched */
+    double floor;        /* a draft ends before its chance as a whole falls below this */
+} pl_lookup;
+
+/* Where n-grams of one length occurred (paceline/propose/ngram_chains.py). key: of the ending's last `length` ids. */
+typedef struct {
+    int32_t length, key, buckets, mask;
+    const int32_t *bucket, *keys, *beside, *older;
+} pl_chains;
+
+/* What followed the ending before: ids and their chances, path and confidence [lookup.most], and the length of the match.
+ * chains [lengths], shortest first. Returns how many. */
+PL_API int32_t pl_suffix_lookup(
+    const pl_lookup* lookup, const pl_chains* chains, int32_t lengths, int32_t* path, double* confidence, int32_t* matched);
+
+/* The place behind the most recent of the longest earlier matches, of at most `longest` ids, of the ending of ids [count],
+ * and its length; -1 if that is under `shortest`. */
+PL_API int32_t pl_longest_match(const int64_t* ids, int32_t count, int32_t shortest, int32_t longest, int32_t* matched);
+
 #ifdef __cplusplus
 }
 #endif

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-import numpy as np
+import random
+from array import array
+
+import pytest
 from views import Text, accepted, budget
 
+from paceline.native.library import library
+from paceline.propose import ngram
 from paceline.propose.ngram import NgramProposer, longest_match
 
 
 def match(tokens: list[int], n_min: int = 1, n_max: int = 8) -> tuple[int, int] | None:
-    return longest_match(np.array(tokens), n_min, n_max)
+    found, plain = longest_match(array("q", tokens), n_min, n_max), ngram.search(array("q", tokens), n_min, n_max)
+    assert found == plain
+    return found
+
+
+@pytest.mark.skipif(library() is None, reason="no kernels")
+@pytest.mark.parametrize("alphabet", [1, 2, 6, 30])
+def test_the_kernels_find_what_python_finds(alphabet: int) -> None:
+    rng, found_something = random.Random(alphabet), 0
+    for _ in range(400):
+        tokens = [rng.randrange(alphabet) for _ in range(rng.randint(1, 80))]
+        found_something += match(tokens, n_min=rng.randint(1, 3), n_max=rng.randint(3, 16)) is not None
+    assert found_something > 80
 
 
 def test_the_longest_match_wins_over_a_more_recent_one() -> None:

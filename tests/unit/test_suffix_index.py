@@ -12,10 +12,22 @@ import pytest
 
 import paceline.propose.suffix_index as suffix_index
 from paceline.errors import PacelineError
+from paceline.native.library import library
 from paceline.propose.continuation import ALIKE, ESCAPE, Continuation, vote
 from paceline.propose.suffix_index import ANCHORS, ENOUGH, SuffixHistory, SuffixIndex
 
 Found = tuple[list[int], list[float], int]
+
+
+@pytest.fixture(autouse=True, params=["kernels", "python"])
+def search(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Every test runs with either search, where the kernels are there."""
+    if request.param == "python":
+        monkeypatch.setattr(suffix_index, "library", lambda: None)
+    elif library() is None:
+        pytest.skip("no kernels")
+    kind: str = request.param
+    return kind
 
 
 class Reference:
@@ -115,6 +127,31 @@ def test_finds_what_brute_force_finds(alphabet: int, recent: int) -> None:
 def test_ngrams_whose_keys_are_equal_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(suffix_index, "_key", lambda ngram: ngram[-4] % 2)
     compare(SuffixIndex(20_000, recent=10_000), 10_000, alphabet=5)
+
+
+@pytest.mark.parametrize("alphabet", [2, 5, 40])
+@pytest.mark.parametrize("size", [400, 20_000])
+def test_the_kernels_find_the_same_to_the_bit(search: str, alphabet: int, size: int) -> None:
+    """Also where the ring is full, and overwrites pieces that others lead to."""
+    if search == "python":
+        pytest.skip("both are compared already")
+    rng = random.Random(f"{alphabet} {size}")
+    native, plain = SuffixIndex(size), SuffixIndex(size, by_kernels=False)
+    past, found_something = list[int](), 0
+    for stream, tokens, ends in random_edits(rng, alphabet, 300):
+        for index in (native, plain):
+            index.extend(stream, tokens)
+            if ends:
+                index.end(stream)
+        past += tokens
+        for _ in range(3):
+            start = rng.randrange(len(past))
+            context = past[start : start + rng.randint(1, 50)]
+            most, factor, floor = rng.choice((1, 5, 20, 64)), rng.choice((0.25, 1.0, 4.0)), rng.choice((0.0, 0.1))
+            found = native.speculate(context, most, factor=factor, min_probability=floor)
+            assert found == plain.speculate(context, most, factor=factor, min_probability=floor)
+            found_something += bool(found.tokens)
+    assert found_something > 200
 
 
 def compare(index: SuffixIndex, recent: int, alphabet: int) -> None:
@@ -386,7 +423,8 @@ def test_threads_extend_and_look_up_at_once(monkeypatch: pytest.MonkeyPatch) -> 
         return wrapped
 
     monkeypatch.setattr(index._ring, "extend", alone(index._ring.extend))
-    monkeypatch.setattr(index, "_anchors", alone(index._anchors))
+    monkeypatch.setattr(index, "_search", alone(index._search))
+    monkeypatch.setattr(index, "_search_by_kernels", alone(index._search_by_kernels))
 
     def work(number: int) -> None:
         rng = random.Random(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import CDLL, POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import CDLL, POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_void_p
 from functools import cache
 from typing import Any
 
@@ -56,6 +56,20 @@ class Draft(ctypes.Structure):
     )  # fmt: skip
 
 
+class Lookup(ctypes.Structure):
+    _fields_ = (
+        ("tokens", c_void_p), ("slots", c_int32), ("capacity", c_int32), ("oldest", c_int32), ("recent", c_int32),
+        ("tail", c_void_p), ("count", c_int32), ("most", c_int32), ("factor", c_double), ("floor", c_double),
+    )  # fmt: skip
+
+
+class Chains(ctypes.Structure):
+    _fields_ = (
+        ("length", c_int32), ("key", c_int32), ("buckets", c_int32), ("mask", c_int32),
+        ("bucket", c_void_p), ("keys", c_void_p), ("beside", c_void_p), ("older", c_void_p),
+    )  # fmt: skip
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "pl_backends": (c_char_p, []),
     "pl_backend": (c_char_p, []),
@@ -83,6 +97,10 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "pl_row_best": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
     "pl_draw": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p]),
+    "pl_suffix_lookup": (
+        c_int32, [POINTER(Lookup), POINTER(Chains), c_int32, c_void_p, c_void_p, POINTER(c_int32)],
+    ),
+    "pl_longest_match": (c_int32, [c_void_p, c_int32, c_int32, c_int32, POINTER(c_int32)]),
 }  # fmt: skip
 
 

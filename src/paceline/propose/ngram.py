@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import cycle, islice
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from paceline.native import lookup as by_kernels
+from paceline.native.library import library
 from paceline.propose.base import Budget, Proposer
 from paceline.types import NO_DRAFT, Committed, Draft, Verdict, View
-
-Ids = npt.NDArray[np.int64]
 
 BUCKETS = (2, 3, 4, 6, 8, 12, 16)  # match lengths whose acceptance is learned apart
 
@@ -34,19 +35,11 @@ class Record:
 
 @dataclass
 class Lookup:
-    """One sequence: its ids in a growing array, what was matched last, and how matching has gone here."""
+    """One sequence: its ids, what was matched last, and how matching has gone here."""
 
-    ids: Ids = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    count: int = 0
+    ids: array[int] = field(default_factory=lambda: array("q"))
     matched: int = 0
     run: int = 0  # drafted tokens accepted since one was last rejected
-
-    def extend(self, tokens: Sequence[int]) -> Ids:
-        if len(tokens) > self.ids.shape[0]:
-            self.ids = np.concatenate((self.ids[: self.count], np.zeros(2 * len(tokens) - self.count, dtype=np.int64)))
-        self.ids[self.count : len(tokens)] = tokens[self.count :]
-        self.count = len(tokens)
-        return self.ids[: self.count]
 
 
 class NgramProposer(Proposer):
@@ -85,26 +78,32 @@ class NgramProposer(Proposer):
         lookup = self._lookups[view.id]
         if budget == 0:
             return NO_DRAFT
-        ids = lookup.extend(view.tokens)
+        ids = lookup.ids
+        ids.extend(view.tokens[len(ids) :])
         found = longest_match(ids, self.n_min, self.n_max)
         if found is None:
             return NO_DRAFT
         end, lookup.matched = found
         wanted = min(budget, int(self.growth * max(lookup.matched, lookup.run)), self.max_draft)
         # Past the end of the text the draft goes on with itself: a loop of any period is followed.
-        tokens = ids[end + np.arange(wanted) % (len(ids) - end)]
+        tokens = list(islice(cycle(ids[end : end + wanted]), wanted))
         rate = self._records[bucket(lookup.matched)].rate()
-        return Draft(torch.from_numpy(tokens), confidence=[rate] * len(tokens))
+        return Draft(torch.tensor(tokens), confidence=[rate] * wanted)
 
 
-def longest_match(ids: Ids, n_min: int, n_max: int) -> tuple[int, int] | None:
+def longest_match(ids: array[int], n_min: int, n_max: int) -> tuple[int, int] | None:
     """(position after the match, its length) of the most recent among the longest earlier matches of the ending."""
-    last = len(ids) - 1
-    ends = np.flatnonzero(ids[:last] == ids[last])
+    return search(ids, n_min, n_max) if library() is None else by_kernels.longest_match(ids, n_min, n_max)
+
+
+def search(ids: array[int], n_min: int, n_max: int) -> tuple[int, int] | None:
+    """The same without the kernels."""
+    text, last = np.frombuffer(ids, dtype=np.int64), len(ids) - 1
+    ends = np.flatnonzero(text[:last] == text[last])
     best, length = ends, 1
     while len(ends) and length < n_max:
         ends = ends[ends >= length]
-        ends = ends[ids[ends - length] == ids[last - length]]
+        ends = ends[text[ends - length] == text[last - length]]
         if len(ends):
             best, length = ends, length + 1
     if length < n_min or not len(best):

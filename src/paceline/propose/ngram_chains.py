@@ -62,6 +62,12 @@ class NgramChains:
             position = self._beside[position % self._capacity]
         return position
 
+    @property
+    def place(self) -> tuple[int, ...]:
+        """For the kernels: buckets, mask, and where the columns lie; they move as they grow."""
+        columns = (self._buckets, self._keys, self._beside, self.older)
+        return len(self._buckets), self._mask, *(column.buffer_info()[0] for column in columns)
+
     def renumber(self, shift: int) -> None:
         """Take `shift`, a multiple of the capacity, from every position, so that they stay below 2**31."""
         for column in (self.older, self._beside, self._buckets):

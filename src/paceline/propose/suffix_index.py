@@ -18,7 +18,9 @@ from operator import itemgetter
 from threading import Lock
 
 from paceline.errors import PacelineError
-from paceline.propose.continuation import Continuation, vote
+from paceline.native.library import library
+from paceline.native.lookup import SuffixLookup
+from paceline.propose.continuation import Continuation, nothing, vote
 from paceline.propose.ngram_chains import NgramChains
 from paceline.propose.token_ring import BREAK_BYTES, TokenRing
 
@@ -27,6 +29,7 @@ ENOUGH = 4  # occurrences after which a shorter match is not tried: they would o
 AT_ONCE = 256  # tokens appended before another thread gets its turn
 RENUMBER_AT = 2**30  # positions are 32-bit numbers
 
+Found = tuple[list[int], list[float], int]  # ids, their chances, length of the match
 Occurrence = tuple[int, bytes]  # tokens that agree with the context's ending, tokens that followed (32-bit ids)
 
 
@@ -35,10 +38,13 @@ class SuffixIndex:
 
     A stream that grows while others do takes up to `max_match` + 2 extra places each time it goes on after another, so
     an index in which many grow wants passages, not single tokens. Thread-safe.
-    `max_match`: tokens of the context that are compared. `recent`: occurrences that count.
+    `max_match`: tokens of the context that are compared. `recent`: occurrences that count. `by_kernels`: search by
+    them where they are there; what is found is the same.
     """
 
-    def __init__(self, max_tokens: int = 1_000_000, *, max_match: int = 32, recent: int = 16) -> None:
+    def __init__(
+        self, max_tokens: int = 1_000_000, *, max_match: int = 32, recent: int = 16, by_kernels: bool = True
+    ) -> None:
         if not 4 * max_match <= max_tokens <= RENUMBER_AT // 2:
             raise PacelineError(
                 f"max_tokens={max_tokens}: a suffix index holds {4 * max_match} to {RENUMBER_AT // 2} tokens"
@@ -46,6 +52,8 @@ class SuffixIndex:
         self.max_tokens, self.max_match, self.recent = max_tokens, max_match, recent
         self._ring = TokenRing(max_tokens, max_match)
         self._chains = [NgramChains(length, max_tokens) for length in ANCHORS if length <= max_match]
+        lengths, kernels = [chains.length for chains in self._chains], by_kernels and library() is not None
+        self._kernels = SuffixLookup(self._ring, lengths, recent) if kernels else None
         self._lock = Lock()
 
     def __len__(self) -> int:
@@ -73,24 +81,37 @@ class SuffixIndex:
         expected number of accepted tokens wins (the paper's score), the longer on a tie. A continuation ends before
         the product of its confidences falls below `min_probability`. Empty where nothing was found.
         """
-        tail = array("i", context_tail[-self.max_match :]).tobytes()
+        if max_tokens < 1:
+            return nothing()
+        tail = array("i", context_tail[-self.max_match :])
+        with self._lock:
+            look_up = self._search if self._kernels is None else self._search_by_kernels
+            return Continuation(*look_up(tail, max_tokens, factor, min_probability))
+
+    def _search_by_kernels(self, tail: array[int], most: int, factor: float, floor: float) -> Found:
+        assert self._kernels is not None
+        text, chains = tail.tobytes(), [each for each in self._chains if each.length <= len(tail)]
+        keys = [_key(text[-4 * each.length :]) for each in chains]
+        return self._kernels(tail, [each.place for each in chains], keys, most, factor, floor)
+
+    def _search(self, tail: array[int], most_tokens: int, factor: float, floor: float) -> Found:
+        text = tail.tobytes()
         best: tuple[bytes, list[float], int] = (b"", [], 0)
         score, most = 0.0, 0
-        with self._lock:
-            anchors, longest = self._anchors(tail)
-            for chains, position in reversed(anchors):
-                limit = min(max_tokens, int(factor * longest))
-                if limit <= score or most >= ENOUGH:
-                    break
-                found = self._occurrences(chains, position, tail[-4 * longest :], limit)
-                for matched, count, followings in levels(found, most):
-                    limit, most = min(max_tokens, int(factor * matched)), count
-                    expected, path, confidence = vote(followings, matched, limit, min_probability)
-                    if expected > score:
-                        best, score = (path, confidence, matched), expected
-                longest = chains.length - 1
+        anchors, longest = self._anchors(text)
+        for chains, position in reversed(anchors):
+            limit = min(most_tokens, int(factor * longest))
+            if limit <= score or most >= ENOUGH:
+                break
+            found = self._occurrences(chains, position, text[-4 * longest :], limit)
+            for matched, count, followings in levels(found, most):
+                limit, most = min(most_tokens, int(factor * matched)), count
+                expected, path, confidence = vote(followings, matched, limit, floor)
+                if expected > score:
+                    best, score = (path, confidence, matched), expected
+            longest = chains.length - 1
         path, confidence, matched = best
-        return Continuation(array("i", path).tolist(), confidence, matched)
+        return array("i", path).tolist(), confidence, matched
 
     def _extend(self, stream: Hashable, new: array[int]) -> None:
         if self._ring.next > RENUMBER_AT:
