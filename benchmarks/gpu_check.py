@@ -69,12 +69,11 @@ def step_times(decoder: Decoder, backend: Backend, repeats: int) -> dict[int, fl
     times = {}
     for rows in ROWS:
         tokens = torch.arange(rows, device=backend.device)
-        positions = torch.arange(CONTEXT, CONTEXT + rows, device=backend.device)
         taken = []
         for _ in range(repeats + 3):
             wait(backend.device)
             started = time.perf_counter()
-            hidden, _ = decoder.forward(Batch(tokens, positions, [Span(cache, 0, rows, CONTEXT)], pool))
+            hidden, _ = decoder.forward(Batch(tokens, [Span(cache, 0, rows, CONTEXT)], pool))
             decoder.logits(hidden)
             wait(backend.device)
             taken.append(time.perf_counter() - started)

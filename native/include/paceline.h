@@ -95,6 +95,16 @@ PL_API void pl_attention(
 /* hidden [rows, H] += MLP(norm(hidden)). */
 PL_API void pl_mlp(const pl_layer* layer, const pl_batch* batch, float* hidden);
 
+/* What belongs to a layer and is no weight of it. */
+typedef struct {
+    uint16_t *keys, *values;
+    const float *cos, *sin;
+} pl_place;
+
+/* Both of each layer in turn: layers, places [count]. */
+PL_API void pl_layers(
+    const pl_layer* const* layers, const pl_place* places, int32_t count, const pl_batch* batch, float* hidden);
+
 /* ---- scores ---- */
 
 /* For each row of logits [rows, width]: the largest (the first of equals) and its probability, exp of it over the sum of

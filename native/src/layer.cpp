@@ -181,3 +181,12 @@ void pl_mlp(const pl_layer* layer, const pl_batch* batch, float* hidden) {
     inner_rows(*layer, x, inner);
     add_to_stream(*layer, layer->down, inner, layer->post_mlp_norm, work, hidden);
 }
+
+void pl_layers(
+    const pl_layer* const* layers, const pl_place* places, int32_t count, const pl_batch* batch, float* hidden) {
+    for (int i = 0; i < count; ++i) {
+        const pl_place& at = places[i];
+        pl_attention(layers[i], batch, at.keys, at.values, at.cos, at.sin, hidden);
+        pl_mlp(layers[i], batch, hidden);
+    }
+}

@@ -82,8 +82,9 @@ State after_layer(const pl_layer& layer, const BatchCase& cases, State s, int st
         cases.with(first, count, [&](pl_batch batch) {
             batch.work = work.data();
             batch.beside = s.beside.empty() ? nullptr : s.beside.data() + at;
-            pl_attention(&layer, &batch, s.keys.data(), s.values.data(), cos, sin, hidden);
-            pl_mlp(&layer, &batch, hidden);
+            const pl_layer* one = &layer;
+            const pl_place place = {s.keys.data(), s.values.data(), cos, sin};
+            pl_layers(&one, &place, 1, &batch, hidden);
         });
     }
     return s;

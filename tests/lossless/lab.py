@@ -175,7 +175,7 @@ def next_distribution(target: LoadedModel, tokens: Sequence[int], params: Sampli
     pool = pool_for(target, blocks=64)
     cache = pool.open([], len(tokens))
     cache.append(len(tokens))
-    batch = Batch(on(tokens), on(range(len(tokens))), [Span(cache, 0, len(tokens), 0)], pool)
+    batch = Batch(on(tokens), [Span(cache, 0, len(tokens), 0)], pool)
     hidden, _ = target.decoder.forward(batch)
     logits = target.decoder.logits(hidden[-1:])
     span = RowSpan(params, tokens, prompt, 0)

@@ -186,7 +186,7 @@ def taps(target: LoadedModel, tokens: Sequence[int], layers: Sequence[int]) -> l
     pool = pool_for(target, blocks=len(tokens))
     cache = pool.open([], len(tokens))
     cache.append(len(tokens))
-    batch = Batch(on(tokens), on(range(len(tokens))), [Span(cache, 0, len(tokens), 0)], pool, taps=layers)
+    batch = Batch(on(tokens), [Span(cache, 0, len(tokens), 0)], pool, taps=layers)
     found = target.decoder.forward(batch)[1]
     return [found[tap] for tap in layers]
 

@@ -67,7 +67,7 @@ def knowing_head(target: LoadedModel, text: Sequence[int], heads: int) -> Knowin
     pool = pool_for(target, blocks=64)
     cache = pool.open([], len(text))
     cache.append(len(text))
-    batch = Batch(on(text), on(range(len(text))), [Span(cache, 0, len(text), 0)], pool, taps=(NORMED,))
+    batch = Batch(on(text), [Span(cache, 0, len(text), 0)], pool, taps=(NORMED,))
     states = target.decoder.forward(batch)[1][NORMED]
     return KnowingHead(
         blocks=[[]] * heads, outputs=[], dtype=torch.float32, text=text, states=states,

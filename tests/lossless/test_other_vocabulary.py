@@ -462,9 +462,8 @@ def prefilled(drafting: OtherVocabularyProposer, ids: Sequence[int]) -> list[tup
     pool = BlockPool(decoder.config, 128, decoder.device, decoder.dtype, 4)
     cache = pool.open([], len(ids))
     cache.append(len(ids))
-    device = decoder.device
-    tokens, positions = torch.tensor(list(ids), device=device), torch.arange(len(ids), device=device)
-    decoder.forward(Batch(tokens, positions, [Span(cache, 0, len(ids), 0)], pool))
+    tokens = torch.tensor(list(ids), device=decoder.device)
+    decoder.forward(Batch(tokens, [Span(cache, 0, len(ids), 0)], pool))
     cache.commit(range(len(ids)), ids)
     return [cache.views(len(ids))(layer) for layer in range(decoder.config.num_layers)]
 

@@ -195,7 +195,6 @@ def _compare_with_prefill(target: LoadedModel, pool: BlockPool, request: Request
     fresh.append(request.committed)
     batch = Batch(
         on(request.tokens[:-1]),
-        on(range(request.committed)),
         [Span(fresh, 0, request.committed, 0)],
         fresh_pool,
     )

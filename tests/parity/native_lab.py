@@ -181,8 +181,7 @@ def together(decoder: Decoder, parts: Sequence[Part]) -> list[Tensor]:
         sequence.append(len(tokens))
         spans.append(Span(sequence, len(fed), len(tokens) - first, sequence.length + first, parents))
         fed += tokens[first:]
-    positions = torch.cat([span.positions() for span in spans])
-    hidden, _ = decoder.forward(Batch(torch.tensor(fed), positions, spans, parts[0][0].pool))
+    hidden, _ = decoder.forward(Batch(torch.tensor(fed), spans, parts[0][0].pool))
     return [hidden[span.start : span.start + span.count] for span in spans]
 
 

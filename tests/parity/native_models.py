@@ -56,8 +56,8 @@ def assert_halves_equal_the_twin(model: Model) -> None:
     """Each half of each layer on the hidden states that the kernels gave to it."""
     twin, decoder = Twin(model.config, model.tensors), model.decoder
     sequence = in_pieces(dirty_pool(model.config), len(TOKENS))
-    tokens, positions = torch.tensor(TOKENS), torch.arange(len(TOKENS))
-    batch = Batch(tokens, positions, [Span(sequence, 0, len(TOKENS), 0)], sequence.pool)
+    tokens = torch.tensor(TOKENS)
+    batch = Batch(tokens, [Span(sequence, 0, len(TOKENS), 0)], sequence.pool)
     step, hidden = decoder.plan(batch), decoder._embed(batch)
     torch.testing.assert_close(hidden.double(), twin.embed(tokens), rtol=1e-6, atol=0)
     for layer in range(model.config.num_layers):

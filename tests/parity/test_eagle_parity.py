@@ -278,7 +278,7 @@ def tapped(target: tuple[Any, Any], taps: Sequence[int], tokens: Sequence[int]) 
     pool = dirty_pool(decoder.config)
     cache = pool.open([], room=len(tokens))
     span = Span(cache, 0, len(tokens), 0)
-    _, found = decoder.forward(Batch(torch.tensor(tokens), torch.arange(len(tokens)), [span], pool, taps=taps))
+    _, found = decoder.forward(Batch(torch.tensor(tokens), [span], pool, taps=taps))
     theirs = model(input_ids=torch.tensor([list(tokens)]), output_hidden_states=True, use_cache=False)
     return [found[tap] for tap in taps], theirs.hidden_states
 

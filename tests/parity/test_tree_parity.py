@@ -47,7 +47,7 @@ def rows(
     count = len(tokens) - first
     cache.append(len(tokens))
     span = Span(cache, 0, count, cache.length + first, parents)
-    hidden, _ = decoder.forward(Batch(torch.tensor(tokens[first:]), span.positions(), [span], pool))
+    hidden, _ = decoder.forward(Batch(torch.tensor(tokens[first:]), [span], pool))
     return decoder.logits(hidden)
 
 
@@ -100,10 +100,7 @@ def test_a_batch_of_trees_chains_and_prompts_equals_each_alone() -> None:
         cache.append(len(own))
         spans.append(Span(cache, start, len(own), cache.length, shape))
         start += len(own)
-    positions = torch.cat([span.positions() for span in spans])
-    hidden, _ = decoder.forward(
-        Batch(torch.tensor([token for each in tokens for token in each]), positions, spans, pool)
-    )
+    hidden, _ = decoder.forward(Batch(torch.tensor([token for each in tokens for token in each]), spans, pool))
     torch.testing.assert_close(decoder.logits(hidden), torch.cat(alone), atol=1e-5, rtol=1e-5)
 
 

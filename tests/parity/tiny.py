@@ -172,16 +172,14 @@ def scattered(pool: BlockPool, tokens: Sequence[int]) -> Run:
 def step(decoder: Decoder, rows: Sequence[tuple[Run, int]]) -> None:
     """One forward: the next `count` tokens of each sequence, as one flat ragged batch."""
     tokens: list[int] = []
-    positions: list[int] = []
     spans: list[Span] = []
     for sequence, count in rows:
         sequence.cache.append(count)
         at = sequence.cache.length
         spans.append(Span(sequence.cache, len(tokens), count, at))
         tokens += sequence.tokens[at : at + count]
-        positions += range(at, at + count)
     pool = rows[0][0].cache.pool
-    hidden, _ = decoder.forward(Batch(torch.tensor(tokens), torch.tensor(positions), spans, pool))
+    hidden, _ = decoder.forward(Batch(torch.tensor(tokens), spans, pool))
     logits = decoder.logits(hidden)
     for (sequence, count), span in zip(rows, spans, strict=True):
         sequence.logits.append(logits[span.start : span.start + count])

@@ -257,7 +257,7 @@ def test_taps_are_the_hidden_states_as_they_were(name: str) -> None:
     sequence.append(len(NEXT))
 
     def forward(**options: Any) -> tuple[Tensor, dict[int, Tensor]]:
-        return decoder.forward(Batch(torch.tensor(NEXT), span.positions(), [span], sequence.pool, **options))
+        return decoder.forward(Batch(torch.tensor(NEXT), [span], sequence.pool, **options))
 
     last, taps = forward(taps=[*range(layers + 1), NORMED])
     for index in range(layers + 1):

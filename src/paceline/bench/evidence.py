@@ -99,8 +99,7 @@ def _all_logits(model: LoadedModel, ids: list[int], step: int) -> Tensor:
         part = torch.tensor(ids[begin : begin + step], device=backend.device)
         count = part.shape[0]
         cache.append(count)
-        positions = torch.arange(begin, begin + count, device=backend.device)
-        hidden, _ = model.decoder.forward(Batch(part, positions, [Span(cache, 0, count, begin)], pool))
+        hidden, _ = model.decoder.forward(Batch(part, [Span(cache, 0, count, begin)], pool))
         cache.commit(range(count), ids)
         rows.append(model.decoder.logits(hidden))
     return torch.cat(rows)[:, : model.vocab_size]
@@ -138,8 +137,7 @@ def _uneven(model: LoadedModel, ids: list[int]) -> Tensor:
         part = ids[begin : begin + 1 + begin % 5]
         fed = torch.tensor(part + [0] * 3, device=backend.device)[: len(ids) + 5 - begin]  # rejected drafts behind
         cache.append(len(fed))
-        positions = torch.arange(begin, begin + len(fed), device=backend.device)
-        hidden, _ = model.decoder.forward(Batch(fed, positions, [Span(cache, 0, len(fed), begin)], pool))
+        hidden, _ = model.decoder.forward(Batch(fed, [Span(cache, 0, len(fed), begin)], pool))
         logits = model.decoder.logits(hidden[len(part) - 1 : len(part)])[0, : model.vocab_size]
         cache.commit(range(len(part)), ids)
     return logits

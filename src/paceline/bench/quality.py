@@ -56,8 +56,7 @@ def log_probabilities(model: LoadedModel, ids: list[int]) -> Tensor:
     for begin in range(0, len(ids), CHUNK):
         part = ids[begin : begin + CHUNK]
         cache.append(len(part))
-        positions = torch.arange(begin, begin + len(part))
-        batch = Batch(torch.tensor(part), positions, [Span(cache, 0, len(part), begin)], pool)
+        batch = Batch(torch.tensor(part), [Span(cache, 0, len(part), begin)], pool)
         hidden, _ = model.decoder.forward(batch)
         cache.commit(range(len(part)), ids)
         rows.append(model.decoder.logits(hidden)[:, : model.vocab_size].log_softmax(dim=1))

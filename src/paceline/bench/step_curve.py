@@ -31,7 +31,7 @@ def step_curve(model: LoadedModel, rows: Sequence[int] = ROWS, repeats: int = 9)
 
     def forward(first: int, count: int) -> None:
         tokens = torch.arange(1, count + 1, device=device)
-        batch = Batch(tokens, tokens + (first - 1), [Span(cache, 0, count, first)], pool)
+        batch = Batch(tokens, [Span(cache, 0, count, first)], pool)
         model.decoder.logits(model.decoder.forward(batch)[0])[0, 0].item()
 
     forward(0, POSITION)

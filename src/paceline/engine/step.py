@@ -87,13 +87,15 @@ class Stepper:
                 candidates.append(Candidate(sequence, draft, len(sampled)))
                 sampled += range(start + item.count - 1, start + count)
             start += count
-        positions = send(torch.cat([span.positions() for span in spans]), self.target.device)
-        batch = Batch(torch.cat(fed), positions, spans, self.pool, taps=self.proposer.needs.taps)
+        batch = Batch(torch.cat(fed), spans, self.pool, taps=self.proposer.needs.taps)
         hidden, taps = self.target.forward(batch)
         if not candidates:
             return hidden.new_empty(0, self.vocab_size), taps, candidates
-        logits = self.target.logits(hidden[send(torch.tensor(sampled), self.target.device)])
-        logits[:, self.vocab_size :] = NEVER
+        if len(sampled) < hidden.shape[0]:
+            hidden = hidden[send(torch.tensor(sampled), self.target.device)]
+        logits = self.target.logits(hidden)
+        if self.vocab_size < logits.shape[1]:
+            logits[:, self.vocab_size :] = NEVER
         return logits, taps, candidates
 
     def commit(

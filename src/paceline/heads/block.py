@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool
-from paceline.device import Backend, send
+from paceline.device import Backend
 from paceline.model.attention import Span
 from paceline.model.config import ModelConfig
 from paceline.model.decoder import Batch, Decoder
@@ -72,9 +72,8 @@ class TorchBlock(Decoder):
         self, hidden: Tensor, spans: Sequence[Span], pool: BlockPool, layers: Iterable[int] | None = None,
         beside: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        positions = send(torch.cat([span.positions() for span in spans]), self.device)
         stream = hidden if beside is None else torch.cat((beside, hidden), dim=1)
-        batch = HiddenBatch(positions, positions, spans, pool, layers, hidden=stream)
+        batch = HiddenBatch(torch.empty(0), spans, pool, layers, hidden=stream)
         return self.forward(batch)[0][:, stream.shape[1] - hidden.shape[1] :]
 
     def _embed(self, batch: Batch) -> Tensor:

@@ -37,9 +37,8 @@ def agreement(head: Head, target: LoadedModel) -> float:
     pool = BlockPool(target.config, -(-count // 16), decoder.device, target.backend.cache_dtype)
     cache = pool.open((), count)
     cache.append(count)
-    positions = torch.arange(count, device=decoder.device)
     read = (head.layers,) if isinstance(head, ExitHead) else head.taps
-    batch = Batch(tokens, positions, [Span(cache, 0, count, 0)], pool, taps=read)
+    batch = Batch(tokens, [Span(cache, 0, count, 0)], pool, taps=read)
     hidden, taps = decoder.forward(batch)
     chosen = decoder.logits(hidden).argmax(dim=1)
     if isinstance(head, ExitHead):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool
+from paceline.device import send
 from paceline.model.attention import Span, plan_attention
 from paceline.model.config import ModelConfig
 from paceline.model.linear import Linear
@@ -24,19 +26,31 @@ Sublayer = tuple[int, Literal["attention", "mlp"]]
 
 @dataclass
 class Batch:
-    """One forward: a flat ragged batch. tokens [T] ids, positions [T], spans cover the rows in order."""
+    """One forward: a flat ragged batch. tokens [T] ids; spans cover the rows in order."""
 
     tokens: Tensor
-    positions: Tensor
     spans: Sequence[Span]
     pool: BlockPool
     layers: Iterable[int] | None = None  # default: all, in order
     skip: Container[Sublayer] = ()  # sublayers of these that are passed by
     taps: Sequence[int] = ()  # hidden states to return: see `Decoder.forward`
-    longest: int = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.longest = max(span.end for span in self.spans)
+    @property
+    def longest(self) -> int:
+        return max(span.end for span in self.spans)
+
+    def positions(self, device: torch.device) -> Tensor:
+        """Of the rows, [T]."""
+        return send(torch.cat([span.positions() for span in self.spans]), device)
+
+    def runs(self, layers: int) -> Sequence[range]:
+        """The layers in runs of consecutive ones, of which the first alone may be tapped; of single layers where some
+        are passed by."""
+        wanted = range(layers) if self.layers is None else self.layers
+        if self.skip or not isinstance(wanted, range):
+            return [range(index, index + 1) for index in wanted]
+        edges = sorted({wanted.start, wanted.stop, *(tap for tap in self.taps if tap in wanted)})
+        return [range(first, end) for first, end in pairwise(edges)]
 
 
 @dataclass
@@ -66,18 +80,23 @@ class Decoder:
         hidden = self._embed(batch)
         step = self.plan(batch)
         taps = {}
-        for index in range(self.config.num_layers) if batch.layers is None else batch.layers:
-            if index in batch.taps:
-                taps[index] = step.keep(hidden)
-            if (index, "attention") not in batch.skip:
-                hidden = step.attend(index, hidden)
-            if (index, "mlp") not in batch.skip:
-                hidden = step.mlp(index, hidden)
+        for run in batch.runs(self.config.num_layers):
+            if run.start in batch.taps:
+                taps[run.start] = step.keep(hidden)
+            hidden = self._half_by_half(step, run, batch.skip, hidden) if batch.skip else step.through(run, hidden)
         if self.config.num_layers in batch.taps:
             taps[self.config.num_layers] = step.keep(hidden)
         if NORMED in batch.taps:
             taps[NORMED] = self.final_norm(hidden)
         return hidden, taps
+
+    def _half_by_half(self, step: Sublayers, run: range, skip: Container[Sublayer], hidden: Tensor) -> Tensor:
+        for index in run:
+            if (index, "attention") not in skip:
+                hidden = step.attend(index, hidden)
+            if (index, "mlp") not in skip:
+                hidden = step.mlp(index, hidden)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows [R, H] -> fp32 logits [R, V] (or [R, len(head_ids)])."""
@@ -85,7 +104,8 @@ class Decoder:
 
     def plan(self, batch: Batch) -> Sublayers:
         """What one step needs to run the layers' two halves."""
-        tables = {local: rope.table(batch.positions, batch.longest) for local, rope in self.ropes.items()}
+        positions = batch.positions(self.device)
+        tables = {local: rope.table(positions, batch.longest) for local, rope in self.ropes.items()}
         return TorchSublayers(
             self.config,
             self.layers,
@@ -104,5 +124,5 @@ class Decoder:
         if self.config.embedding_scale != 1.0:
             hidden = hidden * self.embedding_scale
         if self.positions is not None:
-            hidden = hidden + self.positions[batch.positions + self.config.position_offset]
+            hidden = hidden + self.positions[batch.positions(self.device) + self.config.position_offset]
         return hidden

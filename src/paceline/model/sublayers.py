@@ -54,6 +54,10 @@ class Sublayers(Protocol):
 
     def mlp(self, index: int, hidden: Tensor) -> Tensor: ...
 
+    def through(self, layers: range, hidden: Tensor) -> Tensor:
+        """Both halves of these layers, one behind the other."""
+        ...
+
     def keep(self, hidden: Tensor) -> Tensor:
         """The hidden states as they are now, whatever the next half does."""
         ...
@@ -96,6 +100,11 @@ class TorchSublayers:
             inner = by_rows(activation, inner)
         out = layer.down(inner)
         return hidden + (out if layer.post_mlp_norm is None else layer.post_mlp_norm(out))
+
+    def through(self, layers: range, hidden: Tensor) -> Tensor:
+        for index in layers:
+            hidden = self.mlp(index, self.attend(index, hidden))
+        return hidden
 
     def keep(self, hidden: Tensor) -> Tensor:
         return hidden

@@ -88,9 +88,9 @@ class NativeChain:
             joined.data_ptr(), fed.buffer_info()[0], depth, stop_below, temperature, 0, noise.buffer_info()[0],
             None if chances_worth is None else chances_worth.buffer_info()[0],
         )  # fmt: skip
-        cos, sin = self.stack.ropes[self.stack.slides[0]].halves(span.end)
+        at = self.stack.places(pool, span.end).structs[0]
         count = self._library.pl_chain(
-            self._pointer, byref(batch), byref(asked), *self.stack.stores(pool)[0], cos.data_ptr(), sin.data_ptr(),
-            drafted.buffer_info()[0], chance.buffer_info()[0],
+            self._pointer, byref(batch), byref(asked), at.keys, at.values, at.cos, at.sin, drafted.buffer_info()[0],
+            chance.buffer_info()[0],
         )  # fmt: skip
         return drafted[:count].tolist(), chance[:count].tolist()

@@ -35,6 +35,10 @@ class Layer(ctypes.Structure):
     )  # fmt: skip
 
 
+class Place(ctypes.Structure):
+    _fields_ = (("keys", c_void_p), ("values", c_void_p), ("cos", c_void_p), ("sin", c_void_p))
+
+
 class Batch(ctypes.Structure):
     _fields_ = (
         ("rows", c_int32), ("unused", c_int32), ("slot", c_void_p), ("position", c_void_p), ("table", c_void_p),
@@ -88,6 +92,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None, [POINTER(Layer), POINTER(Batch), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
     "pl_mlp": (None, [POINTER(Layer), POINTER(Batch), c_void_p]),
+    "pl_layers": (None, [c_void_p, c_void_p, c_int32, POINTER(Batch), c_void_p]),
     "pl_chain_work": (c_int64, [POINTER(Head), c_int32]),
     "pl_chain": (
         c_int32,

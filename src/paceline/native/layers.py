@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from ctypes import byref
+from ctypes import addressof, byref, c_void_p, sizeof
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
@@ -58,8 +58,29 @@ class NativeLayer:
         return struct
 
 
-Stores = list[tuple[int, int]]
-"""By layer, where a pool's keys and values begin."""
+Angles = tuple[Tensor, Tensor]
+"""cos and sin of all positions, each [.., head_dim / 2]."""
+
+POINTER, PLACE = sizeof(c_void_p), sizeof(interface.Place)
+
+
+class Places:
+    """By layer, where a pool's keys and values begin, and the angles of its positions."""
+
+    def __init__(self, pool: BlockPool) -> None:
+        self.structs = (interface.Place * len(pool.keys))()
+        self.address = addressof(self.structs)
+        for struct, keys, values in zip(self.structs, pool.keys, pool.values, strict=True):
+            struct.keys, struct.values = keys.data_ptr(), values.data_ptr()
+        self._angles: dict[bool, Angles] = {}
+
+    def turn(self, angles: dict[bool, Angles], slides: Sequence[bool]) -> None:
+        """angles: by "is a sliding layer"; slides: whether each is."""
+        if self._angles and all(cos is self._angles[key][0] for key, (cos, _) in angles.items()):
+            return
+        self._angles = angles
+        for struct, key in zip(self.structs, slides, strict=True):
+            struct.cos, struct.sin = (table.data_ptr() for table in angles[key])
 
 
 class NativeLayers:
@@ -68,22 +89,23 @@ class NativeLayers:
     def __init__(self, config: ModelConfig, layers: Sequence[NativeLayer], ropes: Mapping[bool, Rope]) -> None:
         self.config, self.layers, self.ropes = config, list(layers), ropes
         self.structs = [layer.struct(config, index) for index, layer in enumerate(layers)]
-        self.pointers = [byref(struct) for struct in self.structs]
+        self.addresses = array("q", [addressof(struct) for struct in self.structs])
         self.slides = [config.window(index) is not None for index in range(len(layers))]
-        self._stores: WeakKeyDictionary[BlockPool, Stores] = WeakKeyDictionary()
-        self._largest = max(self.pointers, key=lambda pointer: int(kernels().pl_layer_work(pointer, 1)))
+        self._places: WeakKeyDictionary[BlockPool, Places] = WeakKeyDictionary()
+        self._largest = max(map(byref, self.structs), key=lambda pointer: int(kernels().pl_layer_work(pointer, 1)))
         self._work = aligned(0)
 
     def plan(self, spans: Sequence[Span], pool: BlockPool, beside: Tensor | None = None) -> NativeSublayers:
         """One step over these rows; `beside` [T, H]: what layers of wide inputs read with the hidden states."""
         return NativeSublayers(self, spans, pool, beside)
 
-    def stores(self, pool: BlockPool) -> Stores:
-        """Asked for in every step, so they are looked up once: a pool's stay where they are."""
-        found = self._stores.get(pool)
+    def places(self, pool: BlockPool, longest: int) -> Places:
+        """For positions below `longest`. Asked for in every step, so they are looked up once: a pool's keys and values
+        stay where they are, and angles move only as their tables grow."""
+        found = self._places.get(pool)
         if found is None:
-            pairs = zip(pool.keys, pool.values, strict=True)
-            found = self._stores[pool] = [(keys.data_ptr(), values.data_ptr()) for keys, values in pairs]
+            found = self._places[pool] = Places(pool)
+        found.turn({slides: rope.halves(longest) for slides, rope in self.ropes.items()}, self.slides)
         return found
 
     def work(self, rows: int) -> Tensor:
@@ -99,25 +121,29 @@ class NativeSublayers:
 
     def __init__(self, layers: NativeLayers, spans: Sequence[Span], pool: BlockPool, beside: Tensor | None) -> None:
         self.layers, self.beside, self.library = layers, beside, kernels()
-        self.rows, self.stores = Histories(spans), layers.stores(pool)
-        longest = max(span.end for span in spans)
-        self.angles = {slides: rope.halves(longest) for slides, rope in layers.ropes.items()}
-        self.tables = {slides: (cos.data_ptr(), sin.data_ptr()) for slides, (cos, sin) in self.angles.items()}
+        self.rows = Histories(spans)
+        self.places = layers.places(pool, max(span.end for span in spans))
         self.work = layers.work(self.rows.count)
-        self.alive = pool  # like rows, angles and beside: addresses point into it
+        self.alive = pool  # like rows, places and beside: addresses point into it
         self.struct = self.rows.struct(self.work, beside)
         self.batch = byref(self.struct)
 
     def attend(self, index: int, hidden: Tensor) -> Tensor:
-        layers = self.layers
+        at = self.places.structs[index]
         self.library.pl_attention(
-            layers.pointers[index], self.batch, *self.stores[index], *self.tables[layers.slides[index]],
-            hidden.data_ptr(),
-        )  # fmt: skip
+            byref(self.layers.structs[index]), self.batch, at.keys, at.values, at.cos, at.sin, hidden.data_ptr()
+        )
         return hidden
 
     def mlp(self, index: int, hidden: Tensor) -> Tensor:
-        self.library.pl_mlp(self.layers.pointers[index], self.batch, hidden.data_ptr())
+        self.library.pl_mlp(byref(self.layers.structs[index]), self.batch, hidden.data_ptr())
+        return hidden
+
+    def through(self, layers: range, hidden: Tensor) -> Tensor:
+        self.library.pl_layers(
+            self.layers.addresses.buffer_info()[0] + layers.start * POINTER, self.places.address + layers.start * PLACE,
+            len(layers), self.batch, hidden.data_ptr(),
+        )  # fmt: skip
         return hidden
 
     def keep(self, hidden: Tensor) -> Tensor:

@@ -174,7 +174,4 @@ class DraftModelProposer(Proposer):
         return spans, torch.stack(tokens)
 
     def _forward(self, spans: Sequence[Span], tokens: Tensor) -> Tensor:
-        device = self.decoder.device
-        positions = torch.cat([span.positions() for span in spans])
-        batch = Batch(send(tokens, device), send(positions, device), spans, self.pool)
-        return self.decoder.forward(batch)[0]
+        return self.decoder.forward(Batch(send(tokens, self.decoder.device), spans, self.pool))[0]

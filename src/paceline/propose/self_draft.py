@@ -35,9 +35,8 @@ class Part:
 
     def logits(self, decoder: Decoder, spans: Sequence[Span], tokens: Tensor) -> Tensor:
         """fp32 logits [T, V] of `tokens` [T] in `spans`; writes the keys and values of the layers that run."""
-        positions = send(torch.cat([span.positions() for span in spans]), decoder.device)
         pool = spans[0].cache.pool
-        batch = Batch(send(tokens, decoder.device), positions, spans, pool, layers=self.layers, skip=self.skip)
+        batch = Batch(send(tokens, decoder.device), spans, pool, layers=self.layers, skip=self.skip)
         hidden, _ = decoder.forward(batch)
         return decoder.logits(hidden) if self.norm is None else decoder.head(self.norm(hidden)).float()
 

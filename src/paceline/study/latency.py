@@ -55,7 +55,7 @@ class Stepper:
         return cls(model.decoder, model.backend.cache_dtype)
 
     def step(self) -> None:
-        batch = Batch(self.token, self.token * POSITION, [Span(self.cache, 0, 1, POSITION)], self.pool)
+        batch = Batch(self.token, [Span(self.cache, 0, 1, POSITION)], self.pool)
         self.decoder.logits(self.decoder.forward(batch)[0])[0, 0].item()
 
 
