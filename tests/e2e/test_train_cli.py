@@ -177,7 +177,7 @@ def test_too_few_prompts_are_told_with_numbers(target: Path, tmp_path: Path) -> 
     chosen[chosen.index("--prompts") + 1] = str(prompts)
     done = train(*chosen)
     assert done.returncode == 2
-    assert "too few answers to train on: 20, and the first 96 are held out" in done.stderr
+    assert "too few answers to train on: 20, and 96 are held out to judge by" in done.stderr
 
 
 def test_a_stage_alone_says_what_it_lacks(target: Path, tmp_path: Path) -> None:

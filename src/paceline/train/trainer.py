@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from paceline.errors import PacelineError
 from paceline.train.acceptance import Acceptance, walk
 from paceline.train.batches import TrainingBatch, batches
-from paceline.train.capture import HELD_OUT_SEQUENCES
 from paceline.train.disk import said_plainly, write_whole
 from paceline.train.source import Source
+from paceline.train.split import HELD_OUT_SEQUENCES
 
 EVALUATED_ROWS = 4096  # of a held-out batch
 
@@ -91,7 +91,7 @@ class Trainer:
         if not self.source.units:
             count = len(self.source.held_out())
             raise PacelineError(
-                f"there are too few answers to train on: {count}, and the first {HELD_OUT_SEQUENCES} are held out; "
+                f"there are too few answers to train on: {count}, and {HELD_OUT_SEQUENCES} are held out to judge by; "
                 "give more prompts"
             )
         self.optimizer = torch.optim.AdamW(
