@@ -111,6 +111,9 @@ PL_API void pl_layers(
  * exp (NaN where none is above -infinity). Either output may be NULL. */
 PL_API void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best, float* chance);
 
+/* Each row of logits [rows, width] less its largest, divided by the temperature. */
+PL_API void pl_temper(const float* logits, int32_t rows, int32_t width, float temperature, float* out);
+
 /* A draw from softmax of each row of scores [rows, width], -infinity for tokens that cannot come: the column where score +
  * Gumbel noise is largest. The noise is that of the row's key words (keys [rows, 2], 32 bits each) and of the token a column
  * stands for: ids [width], or NULL for its own number. */

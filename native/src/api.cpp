@@ -30,6 +30,17 @@ void pl_row_best(const float* logits, int32_t rows, int32_t width, int64_t* best
     });
 }
 
+void pl_temper(const float* logits, int32_t rows, int32_t width, float temperature, float* out) {
+    pool().run(rows, [&](int row) {
+        const float* __restrict x = logits + int64_t{row} * width;
+        float* __restrict y = out + int64_t{row} * width;
+        int64_t best;
+        backend().row_best(x, width, &best, nullptr);
+        const float largest = x[best];
+        for (int i = 0; i < width; ++i) y[i] = (x[i] - largest) / temperature;
+    });
+}
+
 void pl_draw(const float* scores, int32_t rows, int32_t width, const int64_t* ids, const int64_t* keys, int64_t* drawn) {
     pool().run(rows, [&](int row) {
         drawn[row] = backend().draw(scores + int64_t{row} * width, width, ids, keys + 2 * int64_t{row});

@@ -6,15 +6,14 @@ import math
 
 import pytest
 import torch
+from native_lab import needs_kernels
 from scipy.stats import kstest
 
 from paceline.errors import PacelineError
 from paceline.sampling.noise import Purpose, gumbel, key, sample, uniform
 from paceline.sampling.params import SamplingParams
-from paceline.sampling.transform import Cut, RowSpan, transform, truncate
+from paceline.sampling.transform import NEVER, Cut, RowSpan, tempered, transform, truncate
 from paceline.types import NO_DRAFT
-
-NEVER = float("-inf")
 
 
 def span(params: SamplingParams, tokens: list[int], prompt: int, draft: list[int] | None = None) -> RowSpan:
@@ -52,6 +51,19 @@ def test_temperature_scales_and_a_tiny_one_is_the_argmax() -> None:
     halved = truncate(logits, Cut(0.5, 0, 1.0, 0.0)).softmax(dim=1)
     torch.testing.assert_close(halved, (logits * 2).softmax(dim=1))
     assert truncate(logits * 1e3, Cut(1e-30, 0, 1.0, 0.0)).softmax(dim=1).tolist() == [[1.0, 0.0, 0.0]]
+
+
+@needs_kernels
+@pytest.mark.parametrize("width", [1, 7, 1003])
+@pytest.mark.parametrize("temperature", [1e-30, 0.3, 0.8, 7.0])
+def test_the_kernels_divide_by_the_temperature_as_pytorch_does(
+    width: int, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = 5 * torch.randn(3, width)
+    x[0, ::2] = NEVER
+    found = tempered(x, temperature)
+    monkeypatch.setattr("paceline.sampling.best._has_kernels", lambda: False)
+    torch.testing.assert_close(found, tempered(x, temperature), atol=0, rtol=0, equal_nan=True)
 
 
 def test_penalties_follow_each_rows_own_history() -> None:

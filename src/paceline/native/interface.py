@@ -101,6 +101,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "pl_row_best": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p]),
+    "pl_temper": (None, [c_void_p, c_int32, c_int32, c_float, c_void_p]),
     "pl_draw": (None, [c_void_p, c_int32, c_int32, c_void_p, c_void_p, c_void_p]),
     "pl_suffix_lookup": (
         c_int32, [POINTER(Lookup), POINTER(Chains), c_int32, c_void_p, c_void_p, POINTER(c_int32)],

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.device import send
+from paceline.native.interface import kernels
+from paceline.sampling.best import natively
 from paceline.sampling.params import SamplingParams
 
 NEVER = float("-inf")
@@ -90,8 +92,7 @@ class Cut(NamedTuple):
 
 def truncate(scores: Tensor, params: Cut) -> Tensor:
     """Temperature, top_k, top_p, min_p in this order, each on what the one before left; rows [R, V]."""
-    # The maximum goes first, so that a tiny temperature overflows to -inf below it and never to inf.
-    scores = (scores - scores.amax(dim=1, keepdim=True)) / params.temperature
+    scores = tempered(scores, params.temperature)
     if 0 < params.top_k < scores.shape[1]:
         kth = scores.topk(params.top_k, dim=1).values[:, -1:]
         scores = scores.masked_fill(scores < kth, NEVER)
@@ -101,6 +102,15 @@ def truncate(scores: Tensor, params: Cut) -> Tensor:
         edge = scores.amax(dim=1, keepdim=True) + math.log(params.min_p)
         scores = scores.masked_fill(scores < edge, NEVER)
     return scores
+
+
+def tempered(scores: Tensor, temperature: float) -> Tensor:
+    """The maximum goes first, so that a tiny temperature overflows to -inf below it and never to inf."""
+    if not natively(scores):
+        return (scores - scores.amax(dim=1, keepdim=True)).div_(temperature)
+    out = torch.empty_like(scores)
+    kernels().pl_temper(scores.data_ptr(), *scores.shape, temperature, out.data_ptr())
+    return out
 
 
 def _nucleus_edge(scores: Tensor, top_p: float) -> Tensor:
