@@ -7,13 +7,13 @@ on with the head's own outputs in place of features; accepted tokens are fed aga
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from paceline.cache.pool import BlockPool, CacheFull, SequenceCache
+from paceline.cache.pool import BlockPool, CacheFull
 from paceline.device import send
 from paceline.heads.block import Rows
 from paceline.model.attention import Span
@@ -23,6 +23,7 @@ from paceline.model.linear import Linear
 from paceline.native.chain import NativeChain
 from paceline.propose.base import Budget, Needs, Proposer
 from paceline.propose.calibration import Calibration, of_shared_noise, tenth
+from paceline.propose.eagle_state import State
 from paceline.propose.pairs import Pairs
 from paceline.propose.rollout import CHAIN, ROOT, Growth, Level, Rollout, Shape
 from paceline.sampling.noise import Purpose, key
@@ -44,34 +45,6 @@ class FeatureHead(Protocol):
     def fuse(self, taps: Sequence[Tensor]) -> Tensor: ...
     def forward(self, embeds: Tensor, features: Tensor, spans: Sequence[Span], pool: BlockPool) -> Tensor: ...
     def logits(self, features: Tensor, target_output: Linear) -> Tensor: ...
-
-
-@dataclass
-class State:
-    """The head's side of one sequence. Slot s of `cache` is position `offset + s`: a head that starts cold behind a
-    prefix hit has no rows before it. `fresh`: the target's hidden states of rows that were not fed yet."""
-
-    view: View
-    cache: SequenceCache
-    offset: int = 0
-    fresh: list[Sequence[Tensor]] = field(default_factory=list)
-    outputs: dict[int, Tensor] = field(default_factory=dict)  # of the last row and of drafted nodes, each [H]
-    stated: Sequence[float] = ()  # probabilities of the last chain's tokens
-
-    @property
-    def pending(self) -> int:
-        return sum(taps[0].shape[0] for taps in self.fresh)
-
-    def states(self) -> list[Tensor]:
-        """The target's hidden states [pending, H] of the rows that were not fed yet, one for each tap."""
-        if len(self.fresh) == 1:
-            return list(self.fresh[0])
-        return [torch.cat(parts) for parts in zip(*self.fresh, strict=True)]
-
-    @property
-    def position(self) -> int:
-        """Of the first row that was not fed yet."""
-        return self.offset + self.cache.length
 
 
 class EagleProposer(Proposer):
