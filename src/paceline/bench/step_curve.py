@@ -16,32 +16,37 @@ from paceline.weights.load import LoadedModel
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 POSITION = 200
+SETTLING = 0.04  # seconds of steps of a kind before any counts: one behind a wide one is slower than among its like
+ROUND = 3  # steps that count, each time
 
 
 @torch.inference_mode()
 def step_curve(model: LoadedModel, rows: Sequence[int] = ROWS, repeats: int = 9) -> dict[int, float]:
-    """Median seconds of one forward and its output head by rows of one sequence at position 200.
+    """Median seconds of one forward and its output head by rows of one sequence at position 200, among its like.
 
-    The row counts are measured in turn, so that a busy moment does not fall on one of them.
+    The row counts are measured in turn, a few steps of each, so that a busy moment does not fall on one of them.
     """
     device, most = model.backend.device, max(rows)
     pool = BlockPool(model.config, (POSITION + most) // 16 + 1, device, model.backend.cache_dtype)
     cache = pool.open([], POSITION + most)
     cache.append(POSITION + most)
 
-    def forward(first: int, count: int) -> None:
+    def forward(first: int, count: int) -> float:
+        started = time.perf_counter()
         tokens = torch.arange(1, count + 1, device=device)
         batch = Batch(tokens, [Span(cache, 0, count, first)], pool)
         model.decoder.logits(model.decoder.forward(batch)[0])[0, 0].item()
+        return time.perf_counter() - started
 
     forward(0, POSITION)
     taken: dict[int, list[float]] = {count: [] for count in rows}
-    for _ in range(repeats + 1):
+    for _ in range(-(-repeats // ROUND)):
         for count in rows:
-            started = time.perf_counter()
-            forward(POSITION, count)
-            taken[count].append(time.perf_counter() - started)
-    return {count: statistics.median(times[1:]) for count, times in taken.items()}
+            spent = 0.0
+            while spent < SETTLING:
+                spent += forward(POSITION, count)
+            taken[count] += [forward(POSITION, count) for _ in range(ROUND)]
+    return {count: statistics.median(times) for count, times in taken.items()}
 
 
 @dataclass(frozen=True)
