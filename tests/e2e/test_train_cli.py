@@ -147,6 +147,8 @@ def test_a_malformed_prompt_is_named_by_its_line(target: Path, tmp_path: Path) -
         (["--tokens"], "say how long to train: --hours or --tokens"),
         (["--prompts"], "--prompts FILE"),
         (["--stages"], "unknown stage 'dance'"),
+        (["--hours"], "--hours must be more than 0, not -1"),
+        (["--data"], "Not a directory"),
     ],
 )
 def test_mistakes_are_one_line(target: Path, tmp_path: Path, changed: list[str], message: str) -> None:
@@ -155,6 +157,10 @@ def test_mistakes_are_one_line(target: Path, tmp_path: Path, changed: list[str],
         chosen[0] = "eagle9"
     elif changed == ["--stages"]:
         chosen += ["--stages", "train,dance"]
+    elif changed == ["--hours"]:
+        chosen += ["--hours", "-1"]
+    elif changed == ["--data"]:
+        chosen += ["--data", chosen[chosen.index("--prompts") + 1] + "/data"]
     else:
         at = chosen.index(changed[0])
         del chosen[at : at + 2]
@@ -178,6 +184,7 @@ def test_too_few_prompts_are_told_with_numbers(target: Path, tmp_path: Path) -> 
     done = train(*chosen)
     assert done.returncode == 2
     assert "too few answers to train on: 20, and 96 are held out to judge by" in done.stderr
+    assert not (tmp_path / "run" / "data" / "responses.jsonl").exists()
 
 
 def test_a_stage_alone_says_what_it_lacks(target: Path, tmp_path: Path) -> None:

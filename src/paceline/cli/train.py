@@ -34,9 +34,11 @@ Stages = Annotated[
     str, typer.Option(help="Which of responses, capture, train, export (comma separated).", rich_help_panel=_DATA)
 ]
 Hours = Annotated[float | None, typer.Option(help="Wall time for all stages together.", rich_help_panel=_BUDGET)]
-Tokens = Annotated[int | None, typer.Option(help="Tokens to train on, repeats counted.", rich_help_panel=_BUDGET)]
+Tokens = Annotated[
+    int | None, typer.Option(help="Tokens to train on, repeats counted.", rich_help_panel=_BUDGET, min=1)
+]
 ResponseTokens = Annotated[
-    int | None, typer.Option(help="Tokens of answers to write (default: all prompts).", rich_help_panel=_BUDGET)
+    int | None, typer.Option(help="Tokens of answers to write (default: all prompts).", rich_help_panel=_BUDGET, min=1)
 ]
 Disk = Annotated[
     float,

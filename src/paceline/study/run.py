@@ -26,7 +26,7 @@ from paceline.study.shapes import DraftShape, Shape, parameters
 from paceline.study.throughput import Rate, time_drafts
 from paceline.study.training import School, model_folder
 from paceline.train.acceptance import Acceptance
-from paceline.train.disk import write_json, write_whole
+from paceline.train.disk import make_folder, write_json, write_whole
 from paceline.train.plan import digest
 from paceline.train.source import Stored
 from paceline.train.target import TargetWeights
@@ -63,6 +63,7 @@ class StudyRun:
         kernels()  # raises where there are none
         if not self.config.latency_only:
             self.given.check()
+        make_folder(self.out)
         threads = set_threads(self.config.threads)
         _leave_threads()
         shapes = self._time_shapes()

@@ -30,6 +30,14 @@ def said_plainly(path: Path) -> Iterator[None]:
         raise PacelineError(f"cannot write {path}: {getattr(error, 'strerror', None) or text}") from None
 
 
+def make_folder(path: Path) -> None:
+    """So that nobody waits for what cannot be written. Raises PacelineError."""
+    with said_plainly(path):
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
 def write_json(path: Path, content: object, **options: Any) -> None:
     """As `write_whole`."""
     text = json.dumps(content, **options) + "\n"

@@ -80,7 +80,9 @@ def read_responses(path: Path) -> list[Response]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise PacelineError(f"cannot read the responses '{path}': {error.strerror}") from None
+        raise PacelineError(
+            f"cannot read the responses '{path}': {error.strerror}; the stage 'responses' writes them"
+        ) from None
     found = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -21,6 +21,7 @@ from paceline.device import bound_product_cache, set_threads
 from paceline.errors import PacelineError
 from paceline.train.acceptance import Acceptance
 from paceline.train.capture import Capture, new_index, store
+from paceline.train.disk import make_folder
 from paceline.train.drafters import DRAFTERS, Drafter, Given
 from paceline.train.export import Card
 from paceline.train.init import Init
@@ -29,6 +30,7 @@ from paceline.train.plan import Plan, digest
 from paceline.train.responses import Response, ResponseConfig, read_responses, write_responses
 from paceline.train.shards import Shards
 from paceline.train.source import Source, Stored, Streamed
+from paceline.train.split import HELD_OUT_SEQUENCES, too_few
 from paceline.train.target import TargetWeights
 from paceline.train.trainer import Position, TrainConfig, Trainer, load_weights
 from paceline.train.vocabulary import commonest, covered, token_counts
@@ -71,6 +73,8 @@ class RunConfig:
     def __post_init__(self) -> None:
         if self.kind not in DRAFTERS:
             raise PacelineError(f"unknown kind '{self.kind}'; one of {', '.join(DRAFTERS)}")
+        if self.hours is not None and not self.hours > 0:
+            raise PacelineError(f"--hours must be more than 0, not {self.hours:g}")
         if "responses" in self.stages and self.prompts is None:
             raise PacelineError("say what the target should answer: --prompts FILE (JSON lines)")
         if "train" in self.stages and self.hours is None and self.train.tokens is None:
@@ -95,6 +99,8 @@ class Run:
         check_memory(config.target, self._drafter.weights, config.draft_vocab, config.train.rows)
         if config.init is not None and "train" in config.stages:
             self._check_init(Init.open(config.init))
+        for folder in (config.out, config.data):
+            make_folder(folder)
         result = None
         for stage in config.stages:
             if stage == "responses":
@@ -119,7 +125,8 @@ class Run:
         config, path = self.config, self._answers
         assert config.prompts is not None
         prompts = load_prompts(config.prompts)
-        path.parent.mkdir(parents=True, exist_ok=True)
+        if "train" in config.stages and len(prompts) <= HELD_OUT_SEQUENCES and not path.exists():
+            raise PacelineError(too_few(len(prompts)))
         with self.display.stage("responses", config.responses.tokens):
             total = write_responses(
                 self._models, prompts, path, config.responses, self.display.advance, self._over(ANSWERING)

@@ -43,3 +43,11 @@ class Split:
 def digest(prompt: Sequence[int]) -> int:
     """Of token ids, 0 to `DIGESTS` - 1."""
     return int.from_bytes(blake2b(array("q", prompt).tobytes(), digest_size=7).digest(), "little")
+
+
+def too_few(answers: int) -> str:
+    """What to tell whoever has no more than are held out."""
+    return (
+        f"there are too few answers to train on: {answers}, and {HELD_OUT_SEQUENCES} are held out to judge by; "
+        "give more prompts"
+    )

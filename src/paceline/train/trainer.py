@@ -19,7 +19,7 @@ from paceline.train.acceptance import Acceptance, walk
 from paceline.train.batches import TrainingBatch, batches
 from paceline.train.disk import said_plainly, write_whole
 from paceline.train.source import Source
-from paceline.train.split import HELD_OUT_SEQUENCES
+from paceline.train.split import too_few
 
 EVALUATED_ROWS = 4096  # of a held-out batch
 
@@ -89,11 +89,7 @@ class Trainer:
         if config.tokens is None and config.seconds is None:
             raise PacelineError("say how long to train: --hours or --tokens")
         if not self.source.units:
-            count = len(self.source.held_out())
-            raise PacelineError(
-                f"there are too few answers to train on: {count}, and {HELD_OUT_SEQUENCES} are held out to judge by; "
-                "give more prompts"
-            )
+            raise PacelineError(too_few(len(self.source.held_out())))
         self.optimizer = torch.optim.AdamW(
             self.objective.module.parameters(), config.rate, (0.9, 0.95), weight_decay=config.weight_decay, fused=True
         )
