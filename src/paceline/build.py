@@ -145,7 +145,7 @@ def load_models(options: Options, target: LoadedModel | None = None) -> Models:
             options.used_draft,
             device=options.device,
             precision=options.draft_precision or ("auto" if target.backend.row_invariant else options.precision),
-            may_round=True,
+            as_draft=True,
             head_vocab=options.draft_vocab,
             progress=options.progress,
         )

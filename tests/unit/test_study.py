@@ -191,7 +191,8 @@ def test_a_drafts_measures_agree_with_those_of_its_training(tmp_path: Path) -> N
 def save_as_checkpoint(module: DraftModule, target: Path, folder: Path) -> None:
     from paceline.train.export import Card, export_draft
 
-    export_draft(folder, Card(str(target), (), module.config, {}), module.state_dict())
+    vocabulary = torch.arange(module.config.vocab_size)
+    export_draft(folder, Card(str(target), (), module.config, {}), module.state_dict(), vocabulary)
 
 
 # Statistics

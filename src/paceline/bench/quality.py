@@ -10,6 +10,7 @@ from torch import Tensor
 from paceline.cache.pool import BlockPool
 from paceline.model.attention import Span
 from paceline.model.decoder import Batch
+from paceline.sampling.transform import NEVER
 from paceline.weights.load import LoadedModel, load_model
 
 CHUNK = 64
@@ -50,6 +51,7 @@ def passages_of(model: LoadedModel, texts: list[str], positions: int) -> list[li
 
 @torch.inference_mode()
 def log_probabilities(model: LoadedModel, ids: list[int]) -> Tensor:
+    """[n, V] of the token behind each of `ids` [n]; -infinity for those that a draft does not score."""
     pool = BlockPool(model.config, len(ids) // 16 + 1, model.backend.device, model.backend.cache_dtype)
     cache = pool.open([], len(ids))
     rows = []
@@ -59,7 +61,10 @@ def log_probabilities(model: LoadedModel, ids: list[int]) -> Tensor:
         batch = Batch(torch.tensor(part), [Span(cache, 0, len(part), begin)], pool)
         hidden, _ = model.decoder.forward(batch)
         cache.commit(range(len(part)), ids)
-        rows.append(model.decoder.logits(hidden)[:, : model.vocab_size].log_softmax(dim=1))
+        logits = model.decoder.logits(hidden)
+        if (scored := model.decoder.head_ids) is not None:
+            logits = logits.new_full((len(part), model.vocab_size), NEVER).index_copy_(1, scored, logits)
+        rows.append(logits[:, : model.vocab_size].log_softmax(dim=1))
     return torch.cat(rows)
 
 

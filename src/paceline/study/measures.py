@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.bench.quality import log_probabilities
 from paceline.errors import PacelineError
+from paceline.sampling.transform import NEVER
 from paceline.train.acceptance import walk
 from paceline.train.batches import LONGEST
 from paceline.train.shards import Passage
@@ -22,9 +23,9 @@ LARGEST = 700.0  # nats a token that a float's exponential takes
 
 @dataclass(frozen=True)
 class Measures:
-    """acceptance_length, by_depth: of greedy answers, as `train/acceptance.py` counts them. perplexity: of all held-out
-    answers' tokens. accuracy: the share of tokens of text by people that are the draft's likeliest next one.
-    answer_tokens, text_tokens: how many were judged."""
+    """acceptance_length, by_depth: of greedy answers, as `train/acceptance.py` counts them. perplexity: of those
+    of all held-out answers' tokens that the draft scores. accuracy: the share of tokens of text by people that are the
+    draft's likeliest next one. answer_tokens, text_tokens: how many were judged."""
 
     acceptance_length: float
     by_depth: list[float]
@@ -41,13 +42,15 @@ def measure(draft: LoadedModel, held_out: Sequence[Passage], texts: Sequence[Seq
         logs = log_probabilities(draft, passage.tokens.tolist())
         guessed = logs[passage.prompt - 1 : -1]  # row r guesses the answer's token r
         own = passage.tokens[passage.prompt :]
-        surprise -= float(guessed.gather(1, own[:, None]).sum())
-        answered += len(own)
+        stated = guessed.gather(1, own[:, None])
+        scored = stated > NEVER
+        surprise -= float(stated[scored].sum())
+        answered += int(scored.sum())
         if passage.greedy:
             agrees.append(chains(guessed.argmax(1) == own, DEPTH))
     found = walk(agrees)
     right, read = _next_tokens(draft, texts)
-    perplexity = math.exp(min(surprise / answered, LARGEST))
+    perplexity = math.exp(min(surprise / max(answered, 1), LARGEST))
     return Measures(found.length, found.by_depth, perplexity, right / read, answered, read)
 
 

@@ -166,7 +166,7 @@ class StudyRun:
 
     def _load(self, shape: DraftShape) -> LoadedModel:
         """As a draft is loaded for its target."""
-        return load_model(str(model_folder(self._folder(shape))), may_round=True)
+        return load_model(str(model_folder(self._folder(shape))), as_draft=True)
 
     def _folder(self, shape: DraftShape) -> Path:
         return self.out / "drafts" / shape.name

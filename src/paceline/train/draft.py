@@ -77,7 +77,7 @@ class DraftModule(nn.Module):
 
 @dataclass
 class DraftObjective(RowGuesses):
-    """The loss looks at the commonest tokens alone; `--draft-vocab` can have the draft score only such, too."""
+    """The loss looks at the commonest tokens alone, and the draft scores no others (`weights/draft_vocab.py`)."""
 
     module: DraftModule
 
@@ -106,4 +106,4 @@ def objective(given: Given) -> DraftObjective:
 
 def export(folder: Path, card: Card, trained: Objective) -> None:
     assert isinstance(trained, DraftObjective)
-    export_draft(folder, replace(card, config=trained.module.config), trained.module.state_dict())
+    export_draft(folder, replace(card, config=trained.module.config), trained.module.state_dict(), trained.vocabulary)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from paceline.model.config import ModelConfig, RopeConfig
 from paceline.train.disk import write_json, write_whole
+from paceline.weights.draft_vocab import FILE as DRAFT_VOCAB
 from paceline.weights.load import load_tokenizer
 from paceline.weights.presets import PRESETS
 from paceline.weights.resolve import resolve
@@ -86,8 +87,9 @@ def export_exit(folder: Path, card: Card, weights: Mapping[str, Tensor]) -> None
     _write(folder, raw, dict(weights), card)
 
 
-def export_draft(folder: Path, card: Card, weights: Mapping[str, Tensor]) -> None:
-    """A Llama checkpoint with the target's tokenizer. Raises PacelineError on a full disk."""
+def export_draft(folder: Path, card: Card, weights: Mapping[str, Tensor], vocabulary: Tensor) -> None:
+    """A Llama checkpoint with the target's tokenizer; with the ids [D] that it was trained to score, where they are not
+    all. Raises PacelineError on a full disk."""
     raw = layer_raw(card.config) | {
         "architectures": ["LlamaForCausalLM"],
         "dtype": "bfloat16",
@@ -96,6 +98,8 @@ def export_draft(folder: Path, card: Card, weights: Mapping[str, Tensor]) -> Non
     tokenizer = load_tokenizer(resolve(card.target))
     tensors = {f"model.{name}": weight.to(torch.bfloat16) for name, weight in weights.items()}
     _write(folder, raw | {"eos_token_id": list(tokenizer.eos_ids)}, tensors, card)
+    if len(vocabulary) < card.config.vocab_size:
+        write_json(folder / DRAFT_VOCAB, vocabulary.tolist())
     write_whole(folder / "tokenizer.json", lambda path: tokenizer.backend.save(str(path)))
 
 

@@ -19,6 +19,7 @@ from paceline.text.tokenizer import Tokenizer
 from paceline.weights.assemble import assemble
 from paceline.weights.cache_dir import converted_dir
 from paceline.weights.convert import convert
+from paceline.weights.draft_vocab import trained_ids
 from paceline.weights.fingerprint import fingerprint
 from paceline.weights.gguf import GGUFSource
 from paceline.weights.resolve import Checkpoint, resolve
@@ -57,29 +58,38 @@ def load_model(
     device: str | None = None,
     precision: str = "auto",
     head_vocab: int | None = None,
-    may_round: bool = False,
+    as_draft: bool = False,
     progress: bool = False,
 ) -> LoadedModel:
     """Load a preset, directory, .gguf file or hub id. Raises PacelineError with what to do about it.
 
-    `head_vocab`: score only the first so many token ids and the special ones. `may_round`: `auto` may take fewer bits
-    than the checkpoint has, as for a draft.
+    `as_draft`: `auto` may take fewer bits than the checkpoint has, and only what it was trained to score is scored (see
+    `draft_vocab.py`); of that, with `head_vocab`, the first so many token ids and the special ones.
     """
     checkpoint = resolve(name, progress=progress)
     key = fingerprint(checkpoint)
-    choose = partial(choose_backend, device, precision, may_round=may_round)
+    choose = partial(choose_backend, device, precision, may_round=as_draft)
     backend, converted = _load_weights(checkpoint, key, choose, progress)
     tokenizer = load_tokenizer(checkpoint)
-    head_ids = None if head_vocab is None else _head_ids(head_vocab, tokenizer, converted.config.vocab_size)
+    head_ids = _scored(checkpoint, tokenizer, converted.config.vocab_size, head_vocab) if as_draft else None
     decoder = assemble(converted.config, converted.tensors, backend, head_ids)
     return LoadedModel(name, decoder, tokenizer, backend, f"{key}-{backend.key}")
 
 
-def _head_ids(count: int, tokenizer: Tokenizer, rows: int) -> Tensor:
+def _scored(checkpoint: Checkpoint, tokenizer: Tokenizer, rows: int, count: int | None) -> Tensor | None:
+    """The ids that a draft scores, ascending; None: all."""
     known = min(rows, tokenizer.vocab_size)
+    trained = trained_ids(checkpoint.path, known) if checkpoint.kind == "directory" else None
+    if count is None:
+        return trained
     if not 1 <= count <= known:
         raise PacelineError(f"draft_vocab must be between 1 and {known}, not {count}")
-    return torch.tensor(sorted({*range(count), *(token for token in tokenizer.special_ids if token < known)}))
+    first = torch.tensor(sorted({*range(count), *(token for token in tokenizer.special_ids if token < known)}))
+    if trained is None:
+        return first
+    if not (both := first[torch.isin(first, trained)]).numel():
+        raise PacelineError(f"draft_vocab {count} leaves no token that {checkpoint.name} is trained to score; raise it")
+    return both
 
 
 def open_source(checkpoint: Checkpoint) -> TensorSource:
