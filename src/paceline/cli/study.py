@@ -46,7 +46,7 @@ Rate = Annotated[float, typer.Option(help="Peak learning rate.", rich_help_panel
 Rows = Annotated[int, typer.Option(help="Tokens of a forward.", rich_help_panel=_TRAINING, min=1)]
 DraftVocab = Annotated[
     int | None,
-    typer.Option(help="Commonest tokens that the loss looks at (default: all).", rich_help_panel=_TRAINING, min=1),
+    typer.Option(help="Commonest tokens that the drafts score (default: all).", rich_help_panel=_TRAINING, min=1),
 ]
 CheckpointSeconds = Annotated[
     float, typer.Option(help="Time between checkpoints: what a kill can cost.", rich_help_panel=_TRAINING, min=0)

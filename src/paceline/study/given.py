@@ -30,7 +30,7 @@ TEXT_TOKENS = 8_192  # of text by people, to measure accuracy on
 @dataclass(frozen=True)
 class StudyConfig:
     """depths: of the drafts as large as `budget_layers` layers of the target; kept: layers of the layer-pruned ones.
-    groups: shapes of random weights to time. draft_vocab: commonest tokens that the loss looks at (None: all). ks:
+    groups: shapes of random weights to time. draft_vocab: commonest tokens that the drafts score (None: all). ks:
     draft lengths to time. rounds: of step times."""
 
     target: str

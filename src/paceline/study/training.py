@@ -24,7 +24,7 @@ from paceline.train.trainer import Report, TrainConfig, Trainer
 
 @dataclass(frozen=True)
 class School:
-    """What all drafts of a study have in common. vocabulary [D]: the target's ids that the loss looks at; data: digest
+    """What all drafts of a study have in common. vocabulary [D]: the target's ids that they score; data: digest
     of the answers."""
 
     target_name: str
