@@ -31,7 +31,7 @@ from paceline.train.responses import Response, ResponseConfig, read_responses, s
 from paceline.train.rows import RowGuesses
 from paceline.train.shards import Shards
 from paceline.train.source import Stored, Streamed
-from paceline.train.split import Split
+from paceline.train.split import NEVER_TRAINED, Split, digest
 from paceline.train.trainer import Position, TrainConfig, Trainer
 from paceline.train.vocabulary import commonest, covered, token_counts
 from paceline.types import Sequence
@@ -296,12 +296,12 @@ def test_answers_that_came_later_are_captured_once_and_what_is_held_out_stays(la
 
 
 @pytest.mark.usefixtures("small")
-def test_what_is_held_out_of_many_no_run_with_some_of_them_trained_on(lab: Lab) -> None:
+def test_what_is_held_out_of_many_no_run_with_some_of_them_trained_on() -> None:
     def split(responses: list[Response]) -> tuple[set[str], set[str]]:
         parts = Split.of([each.prompt for each in responses])
         return {each.id for each in parts.judging(responses)}, {each.id for each in parts.training(responses)}
 
-    responses = lab.responses(400)
+    responses = [Response(str(i), [i, 7 * i, i // 3], [i, i + 1]) for i in range(400)]
     for seed in range(20):
         every = random.Random(seed).sample(responses, 400)
         judged, trained = split(every[:300])
@@ -310,6 +310,9 @@ def test_what_is_held_out_of_many_no_run_with_some_of_them_trained_on(lab: Lab) 
         assert not judged & trained
         assert not judged_of_all & (trained | trained_on_all)
         assert len(trained) > 270
+        low = {each.id for each in responses if digest(each.prompt) < NEVER_TRAINED}
+        assert len(low) > 6
+        assert not low & (trained | trained_on_all)
         again = [replace(each, response=each.response[::-1]) for each in every]  # another seed's answers
         assert split(again) == (judged_of_all, trained_on_all)
 

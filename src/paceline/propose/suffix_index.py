@@ -38,13 +38,10 @@ class SuffixIndex:
 
     A stream that grows while others do takes up to `max_match` + 2 extra places each time it goes on after another, so
     an index in which many grow wants passages, not single tokens. Thread-safe.
-    `max_match`: tokens of the context that are compared. `recent`: occurrences that count. `by_kernels`: search by
-    them where they are there; what is found is the same.
+    `max_match`: tokens of the context that are compared. `recent`: occurrences that count.
     """
 
-    def __init__(
-        self, max_tokens: int = 1_000_000, *, max_match: int = 32, recent: int = 16, by_kernels: bool = True
-    ) -> None:
+    def __init__(self, max_tokens: int = 1_000_000, *, max_match: int = 32, recent: int = 16) -> None:
         if not 4 * max_match <= max_tokens <= RENUMBER_AT // 2:
             raise PacelineError(
                 f"max_tokens={max_tokens}: a suffix index holds {4 * max_match} to {RENUMBER_AT // 2} tokens"
@@ -52,8 +49,8 @@ class SuffixIndex:
         self.max_tokens, self.max_match, self.recent = max_tokens, max_match, recent
         self._ring = TokenRing(max_tokens, max_match)
         self._chains = [NgramChains(length, max_tokens) for length in ANCHORS if length <= max_match]
-        lengths, kernels = [chains.length for chains in self._chains], by_kernels and library() is not None
-        self._kernels = SuffixLookup(self._ring, lengths, recent) if kernels else None
+        lengths = [chains.length for chains in self._chains]
+        self._kernels = None if library() is None else SuffixLookup(self._ring, lengths, recent)
         self._lock = Lock()
 
     def __len__(self) -> int:

@@ -18,8 +18,8 @@ from paceline.errors import PacelineError
 FILE = "draft_vocab.json"
 
 
-def trained_ids(folder: Path, known: int) -> Tensor | None:
-    """Ids [D] below `known`, ascending; None where there is no list. Raises PacelineError for one that cannot be."""
+def trained_ids(folder: Path, rows: int) -> Tensor | None:
+    """Ids [D] of output rows, ascending; None where there is no list. Raises PacelineError for one that cannot be."""
     path = folder / FILE
     if not path.is_file():
         return None
@@ -27,12 +27,12 @@ def trained_ids(folder: Path, known: int) -> Tensor | None:
         ids = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise PacelineError(f"cannot read {path}: {error}") from None
-    if not _are_ids(ids, known):
-        raise PacelineError(f"{path} must be a list of token ids from 0 to {known - 1}; delete it to score all of them")
+    if not _are_ids(ids, rows):
+        raise PacelineError(f"{path} must be a list of token ids from 0 to {rows - 1}; delete it to score all of them")
     return torch.tensor(sorted(set(ids)))
 
 
-def _are_ids(ids: object, known: int) -> bool:
+def _are_ids(ids: object, rows: int) -> bool:
     if not isinstance(ids, Sequence) or not ids:
         return False
-    return all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < known for each in ids)
+    return all(isinstance(each, int) and not isinstance(each, bool) and 0 <= each < rows for each in ids)

@@ -79,7 +79,9 @@ def load_model(
 def _scored(checkpoint: Checkpoint, tokenizer: Tokenizer, rows: int, count: int | None) -> Tensor | None:
     """The ids that a draft scores, ascending; None: all."""
     known = min(rows, tokenizer.vocab_size)
-    trained = trained_ids(checkpoint.path, known) if checkpoint.kind == "directory" else None
+    trained = trained_ids(checkpoint.path, rows) if checkpoint.kind == "directory" else None
+    if trained is not None:
+        trained = trained[trained < known]  # rows that only pad the output
     if count is None:
         return trained
     if not 1 <= count <= known:
