@@ -133,9 +133,10 @@ template <int ZERO> PL_INLINE I start(int32_t negative_sum) {
 }
 
 // With several rows a group is computed so slowly that the processor's own prefetching falls behind, and asking for the
-// weights AHEAD bytes further on makes memory and arithmetic overlap. With a single row it depends: `asks_for_one_row` of
-// the vectors says where asking helps (and where it gets in the way).
-constexpr int AHEAD = 4096;
+// weights AHEAD bytes further on makes memory and arithmetic overlap. They come into the second-level cache: few requests
+// can be under way to the nearest one. With a single row it depends: `asks_for_one_row` of the vectors says where asking
+// helps (and where it gets in the way).
+constexpr int AHEAD = 8192;
 
 // A group's part of `ROWS` rows, u of the comment above. Rows take turns, since a row's sums wait for each other.
 template <class R, int ROWS> PL_INLINE void products(const Group32& g, const Activations* x, F (&u)[ROWS]) {
@@ -177,7 +178,7 @@ template <Format FORMAT, int ROWS, bool ASKS> void block(const uint8_t* weights,
             if constexpr (ASKS) {
                 constexpr int part = size / groups;
 #pragma GCC unroll 10
-                for (int line = 0; line < (part + 63) / 64; ++line) prefetch(weights + AHEAD + group * part + 64 * line);
+                for (int line = 0; line < (part + 63) / 64; ++line) prefetch_l2(weights + AHEAD + group * part + 64 * line);
             }
             constexpr int turn = R::halves && TURN > 1 ? TURN / 2 : TURN, whole = ROWS / turn * turn;
 #pragma GCC unroll UNROLL

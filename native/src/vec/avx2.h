@@ -197,6 +197,7 @@ inline __m256 fold_add8(const F* a) {
 inline F fold_add16(const F (&a)[16]) { return {fold_add8(a), fold_add8(a + 8)}; }
 
 inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+inline void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 }  // namespace paceline::PL_ISA
 

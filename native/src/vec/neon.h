@@ -173,6 +173,7 @@ inline float32x4_t fold_add4(const F* a) {
 inline F fold_add16(const F (&a)[16]) { return {fold_add4(a), fold_add4(a + 4), fold_add4(a + 8), fold_add4(a + 12)}; }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace paceline::PL_ISA
 

@@ -181,6 +181,7 @@ inline F fold_add16(const F (&a)[16]) {
 }
 
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
+inline void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 
 }  // namespace paceline::PL_ISA
 
