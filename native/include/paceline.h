@@ -101,9 +101,11 @@ typedef struct {
     const float *cos, *sin;
 } pl_place;
 
-/* Both of each layer in turn: layers, places [count]. */
+/* Both of each layer in turn: layers, places [count]. kept [count]: where what goes into a layer is kept, [rows, H], or
+ * NULL. */
 PL_API void pl_layers(
-    const pl_layer* const* layers, const pl_place* places, int32_t count, const pl_batch* batch, float* hidden);
+    const pl_layer* const* layers, const pl_place* places, int32_t count, const pl_batch* batch, float* hidden,
+    float* const* kept);
 
 /* ---- scores ---- */
 

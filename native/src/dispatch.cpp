@@ -90,7 +90,7 @@ bool has_dot_product() {
 }  // namespace paceline
 #endif
 
-int32_t pl_abi(void) { return 6; }
+int32_t pl_abi(void) { return 7; }
 
 const char* pl_backends(void) {
     static const std::string names = [] {

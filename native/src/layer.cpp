@@ -1,4 +1,5 @@
 // The two halves of a decoder layer.
+#include <algorithm>
 #include <numeric>
 #include <vector>
 
@@ -183,8 +184,10 @@ void pl_mlp(const pl_layer* layer, const pl_batch* batch, float* hidden) {
 }
 
 void pl_layers(
-    const pl_layer* const* layers, const pl_place* places, int32_t count, const pl_batch* batch, float* hidden) {
+    const pl_layer* const* layers, const pl_place* places, int32_t count, const pl_batch* batch, float* hidden,
+    float* const* kept) {
     for (int i = 0; i < count; ++i) {
+        if (kept[i] != nullptr) std::copy_n(hidden, int64_t{batch->rows} * layers[i]->hidden, kept[i]);
         const pl_place& at = places[i];
         pl_attention(layers[i], batch, at.keys, at.values, at.cos, at.sin, hidden);
         pl_mlp(layers[i], batch, hidden);

@@ -84,7 +84,10 @@ State after_layer(const pl_layer& layer, const BatchCase& cases, State s, int st
             batch.beside = s.beside.empty() ? nullptr : s.beside.data() + at;
             const pl_layer* one = &layer;
             const pl_place place = {s.keys.data(), s.values.data(), cos, sin};
-            pl_layers(&one, &place, 1, &batch, hidden);
+            std::vector<float> before(hidden, hidden + static_cast<size_t>(count) * layer.hidden), kept(before.size(), NAN);
+            float* const keep = first % 2 == 0 ? kept.data() : nullptr;
+            pl_layers(&one, &place, 1, &batch, hidden, &keep);
+            if (keep != nullptr) expect_same(keep, before.data(), before.size(), "what goes into a layer is kept");
         });
     }
     return s;

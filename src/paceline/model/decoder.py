@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -44,13 +43,11 @@ class Batch:
         return send(torch.cat([span.positions() for span in self.spans]), device)
 
     def runs(self, layers: int) -> Sequence[range]:
-        """The layers in runs of consecutive ones, of which the first alone may be tapped; of single layers where some
-        are passed by."""
+        """The layers in runs of consecutive ones; of single layers where some are passed by."""
         wanted = range(layers) if self.layers is None else self.layers
         if self.skip or not isinstance(wanted, range):
             return [range(index, index + 1) for index in wanted]
-        edges = sorted({wanted.start, wanted.stop, *(tap for tap in self.taps if tap in wanted)})
-        return [range(first, end) for first, end in pairwise(edges)]
+        return [wanted]
 
 
 @dataclass
@@ -79,11 +76,14 @@ class Decoder:
         """
         hidden = self._embed(batch)
         step = self.plan(batch)
-        taps = {}
+        taps: dict[int, Tensor] = {}
         for run in batch.runs(self.config.num_layers):
-            if run.start in batch.taps:
-                taps[run.start] = step.keep(hidden)
-            hidden = self._half_by_half(step, run, batch.skip, hidden) if batch.skip else step.through(run, hidden)
+            if batch.skip:
+                taps |= {index: step.keep(hidden) for index in run if index in batch.taps}
+                hidden = self._half_by_half(step, run, batch.skip, hidden)
+            else:
+                hidden, kept = step.through(run, hidden, batch.taps)
+                taps |= kept
         if self.config.num_layers in batch.taps:
             taps[self.config.num_layers] = step.keep(hidden)
         if NORMED in batch.taps:

@@ -54,8 +54,8 @@ class Sublayers(Protocol):
 
     def mlp(self, index: int, hidden: Tensor) -> Tensor: ...
 
-    def through(self, layers: range, hidden: Tensor) -> Tensor:
-        """Both halves of these layers, one behind the other."""
+    def through(self, layers: range, hidden: Tensor, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """Both halves of these layers, one behind the other; and what goes into those of them that are to be kept."""
         ...
 
     def keep(self, hidden: Tensor) -> Tensor:
@@ -101,10 +101,13 @@ class TorchSublayers:
         out = layer.down(inner)
         return hidden + (out if layer.post_mlp_norm is None else layer.post_mlp_norm(out))
 
-    def through(self, layers: range, hidden: Tensor) -> Tensor:
+    def through(self, layers: range, hidden: Tensor, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        kept = {}
         for index in layers:
+            if index in keep:
+                kept[index] = hidden
             hidden = self.mlp(index, self.attend(index, hidden))
-        return hidden
+        return hidden, kept
 
     def keep(self, hidden: Tensor) -> Tensor:
         return hidden

@@ -29,5 +29,5 @@ class NativeBlock:
         hidden = hidden.clone(memory_format=torch.contiguous_format)  # it is changed in place
         step = self.stack.plan(spans, pool, None if beside is None else beside.contiguous())
         for run in [range(len(self.stack.layers))] if layers is None else (range(i, i + 1) for i in layers):
-            step.through(run, hidden)
+            step.through(run, hidden, ())
         return hidden

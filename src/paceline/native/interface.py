@@ -92,7 +92,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         None, [POINTER(Layer), POINTER(Batch), c_void_p, c_void_p, c_void_p, c_void_p, c_void_p],
     ),
     "pl_mlp": (None, [POINTER(Layer), POINTER(Batch), c_void_p]),
-    "pl_layers": (None, [c_void_p, c_void_p, c_int32, POINTER(Batch), c_void_p]),
+    "pl_layers": (None, [c_void_p, c_void_p, c_int32, POINTER(Batch), c_void_p, c_void_p]),
     "pl_chain_work": (c_int64, [POINTER(Head), c_int32]),
     "pl_chain": (
         c_int32,

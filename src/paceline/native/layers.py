@@ -8,6 +8,7 @@ from ctypes import addressof, byref, c_void_p, sizeof
 from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor
 
 from paceline.cache.pool import BlockPool
@@ -139,12 +140,16 @@ class NativeSublayers:
         self.library.pl_mlp(byref(self.layers.structs[index]), self.batch, hidden.data_ptr())
         return hidden
 
-    def through(self, layers: range, hidden: Tensor) -> Tensor:
+    def through(self, layers: range, hidden: Tensor, keep: Sequence[int]) -> tuple[Tensor, dict[int, Tensor]]:
+        kept = {index: torch.empty_like(hidden) for index in keep if index in layers}
+        addresses = array("q", bytes(POINTER * len(layers)))
+        for index, states in kept.items():
+            addresses[index - layers.start] = states.data_ptr()
         self.library.pl_layers(
             self.layers.addresses.buffer_info()[0] + layers.start * POINTER, self.places.address + layers.start * PLACE,
-            len(layers), self.batch, hidden.data_ptr(),
+            len(layers), self.batch, hidden.data_ptr(), addresses.buffer_info()[0],
         )  # fmt: skip
-        return hidden
+        return hidden, kept
 
     def keep(self, hidden: Tensor) -> Tensor:
         return hidden.clone()

@@ -10,7 +10,7 @@ from pathlib import Path
 import paceline.native
 from paceline.device import native_enabled
 
-ABI = 6  # what pl_abi() of native/ must return
+ABI = 7  # what pl_abi() of native/ must return
 FILE_NAME = "libpaceline.so"  # on every system
 
 
