@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from paceline.engine.duel import Duel
 from paceline.engine.record import NO_STEPS, Outcome, Pace, Record
 from paceline.engine.step_cost import StepCost
 from paceline.propose.base import NOTHING, Budget
@@ -41,6 +42,7 @@ class Controller:
     present: Sequence[int] = (0,)  # the requests that decode in this step
     paces: dict[int, Pace] = field(default_factory=dict)
     everywhere: Pace = field(default_factory=lambda: Pace(fading=0.998))
+    duel: Duel = field(default_factory=Duel)
     steps: int = 0
     emitted: float = 1.0  # tokens of a sequence in a step that drafted, fading average
     since_plain: int = ANCHOR_EVERY  # steps since one without drafts: the first of all is one
@@ -70,7 +72,7 @@ class Controller:
         """The most that is of use to ask of a method for one sequence; `trim` decides what of it is verified."""
         if self.fixed is not None:
             return Budget(self.fixed, self.nodes)
-        if self._plain_due():
+        if self._plain_due() or (len(self.present) == 1 and self.duel.rests(request)):
             return NOTHING
         cost = self.record(source).draft_seconds
         if cost is None or cost < self._row() / 10:
@@ -187,6 +189,10 @@ class Controller:
             for learner in (pace, self.everywhere):
                 learner.learn(1 + outcome.accepted, target_seconds + draft_seconds)
         self._rest(outcomes)
+
+    def clock(self, request: int, tokens: int, seconds: float) -> None:
+        """What a step of a request that decodes alone took as a whole, and emitted."""
+        self.duel.learn(request, tokens, seconds)
 
     def _learn_cost(self, asked: Sequence[Outcome], draft_seconds: float) -> None:
         """Where methods share a step, the time is that of the dearest; the others cost next to nothing."""

@@ -56,7 +56,7 @@ class Stepper:
         verified = time.perf_counter()
         finished = self.commit(work, candidates, walked, logits, taps)
         self.account(work, candidates, walked, started, drafted, verified)
-        self.learn(work, offered, candidates, walked, verified - drafted, drafted - started)
+        self.learn(work, offered, candidates, walked, started, drafted, verified)
         return finished
 
     def propose(self, work: Seq[Work]) -> list[Draft]:
@@ -155,7 +155,7 @@ class Stepper:
 
     def learn(
         self, work: Seq[Work], offered: Seq[Draft], candidates: Seq[Candidate], walked: Seq[Walked],
-        target_seconds: float, draft_seconds: float,
+        started: float, drafted: float, verified: float,
     ) -> None:  # fmt: skip
         """Tell the controller what drafts cost and what became of them; it learns from decoding steps alone."""
         if not all(item.samples and item.count == 1 for item in work):
@@ -167,7 +167,9 @@ class Stepper:
             )
             for offer, c, (path, _) in zip(offered, candidates, walked, strict=True)
         ]  # fmt: skip
-        self.controller.observe(outcomes, target_seconds, draft_seconds)
+        self.controller.observe(outcomes, verified - drafted, drafted - started)
+        if len(outcomes) == 1:
+            self.controller.clock(outcomes[0].request, 1 + outcomes[0].accepted, time.perf_counter() - started)
 
     def _budget(self, item: Work) -> Budget:
         """Tokens still wanted beyond the one that every step yields."""

@@ -94,6 +94,8 @@ class AutoProposer(Proposer):
             proposer.observe(view, committed if proposer.name == source else unjudged)
 
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
+        if not any(budget.depth for budget in budgets):
+            return self._nothing(views, budgets)
         offers = self._light_offers(views, budgets)
         drafts = [offer.draft for offer in offers]
         if self.heavy is not None:
@@ -113,6 +115,14 @@ class AutoProposer(Proposer):
             choice.stated = offer.stated if draft is offer.draft else ()
             choice.settled = choice.source or choice.settled
         return drafts
+
+    def _nothing(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
+        for view in views:
+            choice = self._choices[view.id]
+            choice.source, choice.stated = "", ()
+        if self.heavy is None:
+            return [NO_DRAFT for _ in views]
+        return self.heavy.propose(views, budgets)  # it may have to catch up
 
     def _light_offers(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Offer]:
         """The best of each sequence, as far as the methods are worth asking."""

@@ -56,9 +56,10 @@ class SuffixProposer(Proposer):
 
     def observe(self, view: View, committed: Committed) -> None:
         request = self._requests[view.id]
-        if committed.verdict is None:  # a prompt is read chunk by chunk, so that no step waits for all of it
-            request.read(view.tokens[: committed.position + committed.count])
-        elif request.stated:
+        end = committed.position + committed.count
+        if end <= view.prompt_length:  # a prompt is read chunk by chunk, so that no step waits for all of it
+            request.read(view.tokens[:end])
+        elif request.stated and committed.verdict is not None:
             drafted = committed.verdict.depth  # the controller may have verified less than was drafted
             self.calibration.learn(request.source, request.stated[:drafted], committed.verdict.accepted)
         request.stated = []
