@@ -86,7 +86,7 @@ def test_a_request_of_another_kind_is_judged_by_itself() -> None:
 def test_the_stretch_of_the_faster_makes_a_try_of_the_slower_cheap() -> None:
     assert stretch(1.0) == 4 * TRY
     assert stretch(0.5) == pytest.approx(TRY * 0.5 / REGRET)
-    assert stretch(1.5) < stretch(3.0) < stretch(1000.0) == LONGEST
+    assert stretch(1.5) < stretch(2.0) < stretch(1000.0) == LONGEST
 
 
 def test_a_resting_request_gets_no_budget_and_one_of_a_batch_does() -> None:
