@@ -24,6 +24,10 @@ def is_chain(parents: Parents) -> bool:
     return parents == chain(len(parents))
 
 
+def is_tree(parents: Parents) -> bool:
+    return all(-1 <= parent < node for node, parent in enumerate(parents))
+
+
 @lru_cache(maxsize=1024)
 def depths(parents: Parents) -> tuple[int, ...]:
     """Distance of each node from the last token: 1 for its children."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 KNOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PRIOR_SLOPE = 0.06  # what a row is taken to cost, in first rows, before it was measured
@@ -22,9 +22,11 @@ class StepCost:
     prior_slope: float = PRIOR_SLOPE
     level: float | None = None
     rises: list[float] = field(init=False)  # of the shape from each knot to the next
+    shape: list[float] = field(init=False)  # at each knot
 
     def __post_init__(self) -> None:
         self.rises = [self.prior_slope * (b - a) for a, b in pairwise(KNOTS)]
+        self._add_up()
 
     def learn(self, rows: int, seconds: float) -> None:
         if self.level is None:
@@ -36,6 +38,7 @@ class StepCost:
         if segment > 0:
             self.rises[segment - 1] = max(self.rises[segment - 1] + error * (1 - min(share, 1.0)), 0.0)
         self.rises[segment] = max(self.rises[segment] + error * min(share, 1.0), 0.0)
+        self._add_up()
         self.level *= 0.9 + 0.1 * seen / self.relative(rows)
 
     def seconds(self, rows: int) -> float:
@@ -45,7 +48,10 @@ class StepCost:
     def relative(self, rows: int) -> float:
         """Cost of `rows` in first rows; past the last knot it goes on as between the last two."""
         segment, share = _segment(rows)
-        return 1 + sum(self.rises[:segment]) + share * self.rises[segment]
+        return self.shape[segment] + share * self.rises[segment]
+
+    def _add_up(self) -> None:
+        self.shape = list(accumulate(self.rises, initial=1.0))
 
 
 def _segment(rows: int) -> tuple[int, float]:

@@ -8,6 +8,7 @@ from typing import Protocol, get_args
 
 import torch
 
+from paceline.cache.tree import is_chain, is_tree
 from paceline.errors import PacelineError
 from paceline.types import Committed, Draft, Draw, View
 
@@ -38,6 +39,7 @@ class Budget:
 
 
 NOTHING = Budget(0, 0)
+DRAWS = get_args(Draw)
 
 
 class Proposer(Protocol):
@@ -78,7 +80,7 @@ def check_draft(name: str, draft: Draft, budget: Budget, vocab_size: int) -> Non
     misfit: str | None = None
     if tokens.dim() != 1 or tokens.dtype is not torch.int64:
         misfit = f"tokens must be int64 of one dimension, not {tokens.dtype} of {tokens.dim()}"
-    elif len(parents) != size or any(not -1 <= parent < node for node, parent in enumerate(parents)):
+    elif len(parents) != size or not (is_chain(parents) or is_tree(parents)):
         misfit = "every node needs one parent, -1 or a node before it"
     elif draft.depth > budget.depth:
         misfit = (
@@ -87,13 +89,13 @@ def check_draft(name: str, draft: Draft, budget: Budget, vocab_size: int) -> Non
         )
     elif size > budget.nodes:
         misfit = f"it has {size} nodes where at most {budget.nodes} were asked for"
-    elif draft.draw not in get_args(Draw):
-        misfit = f"draw must be one of {', '.join(get_args(Draw))}, not '{draft.draw}'"
+    elif draft.draw not in DRAWS:
+        misfit = f"draw must be one of {', '.join(DRAWS)}, not '{draft.draw}'"
     elif size and draft.draw != "point" and not _judgeable(draft):
         misfit = f"tokens that were drawn ({draft.draw}) need q, a row for every node with children"
     elif draft.confidence is not None and len(draft.confidence) != size:
         misfit = f"there are {len(draft.confidence)} confidences for {size} nodes"
-    elif size and tokens.device.type == "cpu" and not 0 <= int(tokens.min()) <= int(tokens.max()) < vocab_size:
+    elif tokens.device.type == "cpu" and not all(0 <= token < vocab_size for token in tokens.tolist()):
         misfit = f"token ids must lie in 0..{vocab_size - 1}"
     if misfit is not None:
         raise PacelineError(f"proposer '{name}' gave a draft that cannot be verified: {misfit}")
