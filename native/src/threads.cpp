@@ -25,8 +25,8 @@ inline void pause() {
 // server's user would notice on the power meter.
 constexpr auto LOOK = std::chrono::microseconds(200);
 
-// How often a thread that is done with its share looks whether all are, before it takes of another's. They mostly are, and
-// only to look at another's share takes its cache line away from him.
+// How often a thread that is done with its share looks whether the job is over, before it takes of another's share. It mostly
+// soon is, and only to look at another's share takes that cache line away from its owner.
 constexpr int PATIENCE = 16;
 
 // A count of chunks with the low bits of the job's number in front. Numbers come round after months; two that are compared
@@ -47,9 +47,11 @@ void Pool::resize(int threads) {
     threads = std::max(1, threads);
     if (threads == count) return;
     send_home();
+    count = 1;
     claimed.reset(new Claimed[threads]);
     done.reset(new Done[threads]);
     const uint64_t seen = posted.number;
+    for (int thread = 0; thread < threads; ++thread) claimed[thread].word = tagged(seen, 0);
     for (int thread = 1; thread < threads; ++thread) workers.emplace_back([this, thread, seen] { work(thread, seen); });
     count = threads;
 }

@@ -251,7 +251,6 @@ def test_what_decoding_left_in_the_head_serves_where_the_target_shares_it_too(wi
 
 def test_rows_wait_until_a_draft_needs_them(wide_target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without drafts only what fills many rows is fed; the draft that comes then is the one of a head that kept up."""
-    monkeypatch.setattr("paceline.propose.eagle.MANY", 32)
     proposer = eagle(wide_target)
     machine = engine(wide_target, proposer)
     fed: list[int] = []

@@ -40,6 +40,7 @@ class Controller:
     target: StepCost = field(default_factory=StepCost)
     records: dict[str, Record] = field(default_factory=dict)
     present: Sequence[int] = (0,)  # the requests that decode in this step
+    alone: bool = True  # one of them, and nobody's prompt beside it
     paces: dict[int, Pace] = field(default_factory=dict)
     everywhere: Pace = field(default_factory=lambda: Pace(fading=0.998))
     duel: Duel = field(default_factory=Duel)
@@ -72,7 +73,7 @@ class Controller:
         """The most that is of use to ask of a method for one sequence; `trim` decides what of it is verified."""
         if self.fixed is not None:
             return Budget(self.fixed, self.nodes)
-        if self._plain_due() or (len(self.present) == 1 and self.duel.rests(request)):
+        if self._plain_due() or (self.alone and self.duel.rests(request)):
             return NOTHING
         cost = self.record(source).draft_seconds
         if cost is None or cost < self._row() / 10:

@@ -20,13 +20,15 @@ TRY = 24  # steps of a stretch that is only tried
 SETTLE = 4  # first steps of a stretch, which say little: a head reads what was said meanwhile, caches are another's
 CLOSE = 0.98  # drafting may lose by so much: the two are not told apart closer than that
 REGRET = 0.01  # what trying the slower of the two may cost
-LONGEST = 4096  # steps of a stretch
+LONGEST, LONGEST_REST = 4096, 1024  # steps of a stretch: at rest much may be missed
+HELD_UP = 2.0  # a step can be held up, never hurried: what takes more than this times the usual counts as so much
 PRIOR_STEPS = 64  # plain steps' worth of time that other requests count for on a new one
 
 
 @dataclass
 class Sides:
-    """Tokens and seconds of steps with drafting and without."""
+    """Tokens and seconds of steps with drafting and without; old ones fade, and half as fast those of the side that is
+    not in use: what it showed is less and less true."""
 
     fading: float
     drafting: Pace = field(init=False)
@@ -35,8 +37,10 @@ class Sides:
     def __post_init__(self) -> None:
         self.drafting, self.plain = Pace(fading=self.fading), Pace(fading=self.fading)
 
-    def learn(self, resting: bool, tokens: int, seconds: float) -> None:
-        (self.plain if resting else self.drafting).learn(tokens, seconds)
+    def learn(self, resting: bool, tokens: float, seconds: float) -> None:
+        used, idle = (self.plain, self.drafting) if resting else (self.drafting, self.plain)
+        used.learn(tokens, seconds)
+        idle.tokens, idle.seconds = idle.tokens * self.fading**0.5, idle.seconds * self.fading**0.5
 
 
 @dataclass
@@ -46,6 +50,7 @@ class Duel:
     resting: bool = False
     left: int = 2 * TRY  # steps of this stretch still to come
     settling: int = SETTLE
+    usual: float | None = None  # seconds of a step, fading average
     request: int | None = None
     own: Sides = field(default_factory=lambda: Sides(0.99))
     everywhere: Sides = field(default_factory=lambda: Sides(0.998))
@@ -56,10 +61,11 @@ class Duel:
             self._begin(request)
         return self.resting
 
-    def learn(self, request: int, tokens: int, seconds: float) -> None:
-        """`seconds`: of the whole step, from one to the next."""
+    def learn(self, request: int, tokens: float, seconds: float) -> None:
+        """`seconds`: of the whole step, all that is done between target and draft included."""
         if request != self.request:
             self._begin(request)
+        seconds = self._not_held_up(seconds)
         if self.settling > 0:
             self.settling -= 1
             return
@@ -77,9 +83,18 @@ class Duel:
         usual = everywhere.plain.tokens / everywhere.plain.seconds
         return _rate(self.own.drafting, everywhere.drafting, usual) / _rate(self.own.plain, everywhere.plain, usual)
 
+    def _not_held_up(self, seconds: float) -> float:
+        usual = seconds if self.usual is None else self.usual
+        seconds = min(seconds, HELD_UP * usual)
+        self.usual = 0.9 * usual + 0.1 * seconds
+        return seconds
+
     def _begin(self, request: int) -> None:
-        """The stretch goes on: to try both anew on each of many short requests would cost more than a hundredth."""
+        """The stretch goes on: to try both anew on each of many short requests would cost more than a hundredth. Only a
+        rest that the request before had earned is cut to what all have."""
         self.request, self.own, self.settling = request, Sides(self.own.fading), SETTLE
+        if self.resting and (ratio := self.ratio()) is not None:
+            self.left = min(self.left, stretch(ratio))
 
     def _go(self, resting: bool, steps: int) -> None:
         self.resting, self.left, self.settling = resting, steps, SETTLE
@@ -93,8 +108,9 @@ class Duel:
 
 
 def stretch(ratio: float) -> int:
-    """Steps of the faster side for which `TRY` steps of the other cost `REGRET`."""
-    return min(max(round(TRY * abs(1 - ratio) / REGRET), 4 * TRY), LONGEST)
+    """Steps of the faster side beside which `TRY` steps of the other cost about `REGRET`. `ratio`: see `Duel.ratio`."""
+    longest = LONGEST_REST if ratio < 1 else LONGEST
+    return min(max(round(TRY * (1 - min(ratio, 1 / ratio)) / REGRET), 4 * TRY), longest)
 
 
 def _rate(own: Pace, usual: Pace, plain: float) -> float:

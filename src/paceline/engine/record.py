@@ -142,7 +142,7 @@ class Pace:
     seconds: float = 0.0
     fading: float = 0.95
 
-    def learn(self, tokens: int, seconds: float) -> None:
+    def learn(self, tokens: float, seconds: float) -> None:
         self.tokens, self.seconds = self.fading * self.tokens + tokens, self.fading * self.seconds + seconds
 
 

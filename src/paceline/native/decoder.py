@@ -1,4 +1,4 @@
-"""The decoder on the native kernels: one call for all layers up to the next that is tapped, the same loop around it."""
+"""The decoder on the native kernels: one call for all layers, the same loop around it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from paceline.propose.rollout import CHAIN, ROOT, Growth, Level, Rollout, Shape
 from paceline.sampling.noise import Purpose, key
 from paceline.types import NO_DRAFT, Committed, Draft, View
 
-MANY = 256  # rows that are fed although nothing is drafted
+MANY = 32  # rows that are fed although nothing is drafted
 
 
 class FeatureHead(Protocol):

@@ -59,7 +59,7 @@ class SuffixProposer(Proposer):
         end = committed.position + committed.count
         if end <= view.prompt_length:  # a prompt is read chunk by chunk, so that no step waits for all of it
             request.read(view.tokens[:end])
-        elif request.stated and committed.verdict is not None:
+        if request.stated and committed.verdict is not None:
             drafted = committed.verdict.depth  # the controller may have verified less than was drafted
             self.calibration.learn(request.source, request.stated[:drafted], committed.verdict.accepted)
         request.stated = []
