@@ -361,6 +361,20 @@ def test_the_search_finds_the_sublayers_that_do_nothing() -> None:
     assert skip_acceptance(target, found, params) > first + 0.2
 
 
+def test_drafting_is_not_judged_by_the_clock_while_the_search_lasts() -> None:
+    """Its replays would count as what drafting costs, and at rest it would never end."""
+    target, _ = partly_silent()
+    drafting = searching(target, limit=5, interval=2, window=4)
+    machine = engine(target, drafting, k=2)
+    judged = set()
+    machine.add(PROMPTS[0], SamplingParams(max_tokens=100))
+    while not machine.idle:
+        searching_still = drafting.search is not None and not drafting.search.done
+        machine.step()
+        judged.add((searching_still, machine.controller.alone))
+    assert judged == {(True, False), (False, True)}
+
+
 def skip_acceptance(target: LoadedModel, skip: frozenset[Sublayer], params: SamplingParams) -> float:
     fixed = LayerSkipProposer(target.decoder, vocab_size=40, width=40, stop_below=lambda: 0.0, skip=skip)
     (request,) = run(engine(target, fixed, k=3), [PROMPTS[0]], [params])

@@ -6,8 +6,9 @@ import pytest
 
 from paceline.engine.controller import Controller
 from paceline.engine.duel import LONGEST, LONGEST_REST, REGRET, TRY, Duel, stretch
-from paceline.engine.record import Pace
+from paceline.engine.record import Outcome, Pace, Tally
 from paceline.propose.base import NOTHING
+from paceline.types import NO_DRAFT
 
 PLAIN, DRAFTING = 0.003, 0.005  # seconds of a step
 
@@ -120,3 +121,15 @@ def test_a_resting_request_gets_no_budget_and_one_in_company_does() -> None:
     controller.alone = False
     assert controller.budget("ngram", 0) != NOTHING
     assert Controller(fixed=3).budget("ngram", 0).depth == 3
+
+
+def test_what_methods_have_shown_keeps_while_nobody_is_asked() -> None:
+    controller = Controller()
+    controller.record("ngram").everywhere = Tally(0.99, 50.0, 100.0)
+    controller.duel.resting, controller.duel.request = True, 0
+    for _ in range(100):
+        controller.observe([Outcome(0, "none", NO_DRAFT, 0, 0)], PLAIN, 0.0)
+    assert controller.record("ngram").everywhere.tried == 100.0
+    controller.duel.resting = False
+    controller.observe([Outcome(0, "none", NO_DRAFT, 0, 0)], PLAIN, 0.0)
+    assert controller.record("ngram").everywhere.tried < 100.0

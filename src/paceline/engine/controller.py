@@ -40,7 +40,7 @@ class Controller:
     target: StepCost = field(default_factory=StepCost)
     records: dict[str, Record] = field(default_factory=dict)
     present: Sequence[int] = (0,)  # the requests that decode in this step
-    alone: bool = True  # one of them, and nobody's prompt beside it
+    alone: bool = True  # one of them, nobody's prompt beside it, and a method that can be judged
     paces: dict[int, Pace] = field(default_factory=dict)
     everywhere: Pace = field(default_factory=lambda: Pace(fading=0.998))
     duel: Duel = field(default_factory=Duel)
@@ -189,7 +189,8 @@ class Controller:
             pace = self.paces.setdefault(outcome.request, Pace())
             for learner in (pace, self.everywhere):
                 learner.learn(1 + outcome.accepted, target_seconds + draft_seconds)
-        self._rest(outcomes)
+        if not (self.alone and self.duel.resting):  # nobody was asked: that says nothing of anyone
+            self._rest(outcomes)
 
     def clock(self, request: int, tokens: int, seconds: float) -> None:
         """What a step of a request that decodes alone took as a whole, and emitted."""

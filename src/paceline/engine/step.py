@@ -62,7 +62,7 @@ class Stepper:
     def propose(self, work: Seq[Work]) -> list[Draft]:
         """Drafts for the sequences that decode; those still in their prompt get a budget of 0."""
         self.controller.present = [item.sequence.id for item in work if item.samples]
-        self.controller.alone = len(work) == 1
+        self.controller.alone = len(work) == 1 and self.proposer.settled
         budgets = [self._budget(item) for item in work]
         drafts = self.proposer.propose([item.sequence for item in work], budgets)
         for draft, budget in zip(drafts, budgets, strict=True):
@@ -169,7 +169,7 @@ class Stepper:
             for offer, c, (path, _) in zip(offered, candidates, walked, strict=True)
         ]  # fmt: skip
         self.controller.observe(outcomes, verified - drafted, drafted - started)
-        if len(work) == 1:
+        if self.controller.alone:
             self.controller.clock(outcomes[0].request, 1 + outcomes[0].accepted, time.perf_counter() - started)
 
     def _budget(self, item: Work) -> Budget:

@@ -55,6 +55,11 @@ class Proposer(Protocol):
     name: str
     needs: Needs = Needs()
 
+    @property
+    def settled(self) -> bool:
+        """False while it still learns how to draft, at a cost that does not stay: it is not judged by the clock yet."""
+        return True
+
     def open(self, view: View) -> int:
         return view.committed
 

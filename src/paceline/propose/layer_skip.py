@@ -61,6 +61,10 @@ class LayerSkipProposer(Proposer):
             self.part = Part(skip=checked(skip, decoder.config))
         self.steps = 0
 
+    @property
+    def settled(self) -> bool:
+        return self.search is None or self.search.done
+
     def propose(self, views: Sequence[View], budgets: Sequence[Budget]) -> list[Draft]:
         drafting = [view for view, budget in zip(views, budgets, strict=True) if budget.depth > 0]
         if drafting and self.search is not None and not self.search.done:
